@@ -1,14 +1,20 @@
-"""What a function finds in a child of this process."""
+"""Children of this process: commands that end, and what a function finds in a fork."""
 
 from __future__ import annotations
 
 import os
 import pickle
+import subprocess
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
+
+def ran(
+    command: Sequence[str | os.PathLike[str]], check: bool = False, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """A command that has ended, with what it printed. check: that it did not fail."""
+    return subprocess.run(command, capture_output=True, text=True, check=check, **options)
 
 
 def in_child(fork: Callable[[], int], function: Callable[[], Any]) -> Any:
@@ -16,6 +22,8 @@ def in_child(fork: Callable[[], int], function: Callable[[], Any]) -> Any:
 
     fork: 0 in the child, as `os.fork`.
     """
+    import torch
+
     source, sink = os.pipe()
     if fork() == 0:
         try:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.children import ran
+
 IMAGE = os.environ.get("IMAGE", "fedsurrogate:demo")
 
 
@@ -44,9 +46,7 @@ def started(project: str, service: str, name: str) -> str:
         for key, value in (("project", project), ("service", service))
     ]
     filters = [part for label in labels for part in ("--filter", label)]
-    return subprocess.run(
-        [name, "ps", "-aq", *filters], capture_output=True, text=True, check=True
-    ).stdout.strip()
+    return ran([name, "ps", "-aq", *filters], check=True).stdout.strip()
 
 
 def run(*command: str, cwd: Path | None = None, check: bool = True, seconds: float = 600) -> str:

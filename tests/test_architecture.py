@@ -3,7 +3,6 @@
 import ast
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from importlib import import_module
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.code_lines import lines_of
+from tests.children import ran
 from tests.imports import (
     OWN,
     arrows,
@@ -183,14 +183,12 @@ def private_flower(path: Path) -> list[str]:
         for argument in node.args[:1]
         if isinstance(argument, ast.Constant)
     )
-    wrong = [
-        str(name) for name in dynamic if within(str(name), ("flwr",)) and name not in PUBLIC_FLOWER
-    ]
+    wrong = [name for name in map(str, dynamic) if within(name, ("flwr",))]
+    wrong = [name for name in wrong if name not in PUBLIC_FLOWER]
     for name in names_imported(path):
         module, _, attribute = name.rpartition(".")
-        if within(name, ("flwr",)) and (
-            module not in PUBLIC_FLOWER or attribute not in import_module(module).__all__
-        ):
+        public = module in PUBLIC_FLOWER and attribute in import_module(module).__all__
+        if within(name, ("flwr",)) and not public:
             wrong.append(name)
     return wrong
 
@@ -303,13 +301,6 @@ OF_METHODS = {
 }
 
 
-@holds_for(FOLDERS)
-def test_a_folder_says_what_it_is_for(folder: str) -> None:
-    assert ast.get_docstring(tree(f"{folder}/__init__.py")), (
-        f"{folder}/__init__.py: say in a line what the folder is for"
-    )
-
-
 @holds_for(sorted(OF_METHODS))
 def test_methods_do_not_import_each_other(folder: str) -> None:
     others = {f"{OWN}.{other.replace('/', '.')}" for other in OF_METHODS - {folder}}
@@ -355,7 +346,8 @@ def test_nothing_but_an_entry_point_imports_command_lines(folder: str) -> None:
 
 
 @holds_for(sources(*ROOMS))
-def test_a_file_says_what_it_is_for(path: str) -> None:
+def test_a_file_and_a_folder_say_what_they_are_for(path: str) -> None:
+    assert (ROOT / path).with_name("__init__.py").exists()
     assert path in GENERATED or ast.get_docstring(tree(path))
 
 
@@ -543,9 +535,7 @@ def imported_by(statement: str, names: tuple[str, ...]) -> list[str]:
     """Those of these modules that a new process has imported after a statement."""
     script = f"import sys; {statement}; print(*(name for name in {names!r} if name in sys.modules))"
     environment = os.environ | {"PYTHONPATH": str(ROOT), "FLWR_TELEMETRY_ENABLED": "0"}
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True
-    )
+    done = ran([sys.executable, "-c", script], cwd=ROOT, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
 

@@ -5,7 +5,6 @@ traceback on wrong usage.
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.renamed import RENAMED, gone
 from fedsurrogate.common.settings import kebab
 from tests import commands
+from tests.children import ran
 
 ROOT = Path(__file__).parents[1]
 APPS = {
@@ -85,9 +85,7 @@ for line in {lines!r}:
 print(*(name for name in {modules!r} if name in sys.modules))
 """
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
-    )
+    done = ran([sys.executable, "-c", script], env=environment, check=True)
     return done.stdout.split()
 
 
@@ -210,13 +208,7 @@ def test_shells_complete_keys_methods_presets_and_runs(typed: str, tmp_path: Pat
     }
     script = f"import sys; sys.argv = [{program!r}]; from {PROGRAMS[program]} import main; main()"
     environment = os.environ | asked | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
+    done = ran([sys.executable, "-c", script], cwd=tmp_path, env=environment)
     assert COMPLETED[typed] in done.stdout.split()
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import ast
 import os
 import re
-import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -19,6 +18,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from fedsurrogate.common.extras import DECODERS, DISTRIBUTIONS, EXTRAS
+from tests.children import ran
 from tests.documents import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -260,7 +260,5 @@ def test_the_library_is_imported_without_flower_and_heavy_packages() -> None:
     names = [*EXTRAS, "flwr", "sklearn", "scipy", "dp_accounting"]
     script = f"import sys, fedsurrogate; print(*(name for name in {names} if name in sys.modules))"
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
-    )
+    done = ran([sys.executable, "-c", script], env=environment, check=True)
     assert done.stdout.split() == []

@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import save_file
 
 from fedsurrogate.common.extras import DISTRIBUTIONS, EXTRAS, install_command
+from tests.children import ran
 from tests.documents import ROOT, blocks
 from tests.test_dependencies import PROJECT, closure
 from tests.uses_of_extras import USES
@@ -63,15 +64,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
     def run(*words: object) -> subprocess.CompletedProcess[str]:
         command = [str(home / "venv" / "bin" / "python"), *map(str, words)]
-        return subprocess.run(
-            command,
-            env=environment,
-            cwd=home,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=300,
-        )
+        return ran(command, env=environment, cwd=home, timeout=300)
 
     return run
 

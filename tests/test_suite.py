@@ -8,7 +8,6 @@ import ast
 import os
 import re
 import signal
-import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -21,7 +20,8 @@ from hypothesis import strategies as st
 import fedsurrogate as public
 from fedsurrogate.server_app.report import build
 from tests import conftest, grid, quick
-from tests.attacks.coordinator import test_secure_aggregation
+from tests.attacks import hospitals
+from tests.children import ran
 from tests.documents import ROOT
 from tests.grid import run_federation
 from tests.samples import VARIABLE, sample
@@ -106,9 +106,7 @@ def test_the_fixture_marks_its_tests_and_without_the_folder_they_are_skipped(
 def collected(*words: str, **variables: str) -> set[str]:
     """Names of the tests that pytest collects with these words."""
     command = [sys.executable, "-m", "pytest", "--collect-only", "-p", "no:cacheprovider", *words]
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, check=False, env=os.environ | variables
-    )
+    done = ran(command, cwd=ROOT, env=os.environ | variables)
     return {line for line in done.stdout.splitlines() if "::" in line}
 
 
@@ -138,9 +136,7 @@ def test_a_shell_that_ignores_signals_does_not_reach_the_tests_and_their_childre
             "import signal; print(*(signal.getsignal(each) is signal.SIG_IGN for each in "
             f"{[int(n) for n in before]}))"
         )
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True
-        )
+        done = ran([sys.executable, "-c", code], check=True)
         assert "True" not in done.stdout
     finally:
         for number, handler in before.items():
@@ -204,14 +200,7 @@ def test_a_test_that_hangs_is_ended(tmp_path: Path) -> None:
         "-p",
         "no:cacheprovider",
     ]
-    done = subprocess.run(
-        [*command, str(tmp_path)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    done = ran([*command, str(tmp_path)], cwd=tmp_path, timeout=60)
     assert done.returncode == 1
     assert "Timeout" in done.stdout
 
@@ -273,9 +262,7 @@ def test_the_quick_part_sees_which_tests_run_federations() -> None:
     assert quick.RUNS & quick._reached(lambda: run_federation(Path(), []))
     assert not quick.RUNS & quick._reached(collected)
     for name in quick.RUNS:
-        assert any(
-            hasattr(module, name) for module in (grid, test_secure_aggregation, build, public)
-        )
+        assert any(hasattr(module, name) for module in (grid, hospitals, build, public))
 
 
 def test_the_quick_part_tries_a_tenth_of_the_examples() -> None:

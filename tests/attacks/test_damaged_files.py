@@ -88,22 +88,22 @@ def damaged(content: bytes) -> Iterator[bytes]:
         tree = json.loads(content)
     except ValueError:
         return
-    for place in places(tree):
+    for *above, last in places(tree):
         for value in VALUES:
             changed = copy.deepcopy({"": tree})
-            inner: Any = changed
-            for key in place[:-1]:
-                inner = inner[key]
-            inner[place[-1]] = value
+            _inside(changed, above)[last] = value
             text = json.dumps(changed[""])
             yield text.replace(f'"{DEEP}"', "[" * 50_000 + "]" * 50_000).encode()
-        if len(place) > 1:
+        if above:
             changed = copy.deepcopy({"": tree})
-            inner = changed
-            for key in place[:-1]:
-                inner = inner[key]
-            del inner[place[-1]]
+            del _inside(changed, above)[last]
             yield json.dumps(changed[""]).encode()
+
+
+def _inside(tree: Any, keys: list[Any]) -> Any:
+    for key in keys:
+        tree = tree[key]
+    return tree
 
 
 def places(tree: Any, before: tuple[Any, ...] = ("",)) -> Iterator[tuple[Any, ...]]:

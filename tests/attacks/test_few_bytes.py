@@ -43,7 +43,14 @@ from fedsurrogate.client_app.datasets.images import LARGEST_PIXELS, open_rgb
 from fedsurrogate.client_app.datasets.left_out import LeftOut
 from fedsurrogate.client_app.offline.answers import is_message
 from fedsurrogate.common import surrogate_pb2 as pb
-from fedsurrogate.common.errors import ConfigError, DataError, RunError, SealError, SurrogateError
+from fedsurrogate.common.errors import (
+    ConfigError,
+    DataError,
+    FedSurrogateError,
+    RunError,
+    SealError,
+    SurrogateError,
+)
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.security.sealing import public_key
 from fedsurrogate.common.signed_models.signed_model import (
@@ -64,8 +71,9 @@ from tests.common.signed_models.test_signed_model import KEY, model
 from tests.dicom_files import image
 from tests.dicom_files import save as save_dicom
 
-Attack = tuple[Callable[[bytes], object], bytes]
+Attack = tuple[Callable[[bytes], object], type[FedSurrogateError], bytes]
 HUGE = 2**24 - 1
+MODELS = "fedsurrogate.common.signed_models.signed_model"
 HEADER = pb.Header(schema=1, classes=["a", "b", "c"] + [str(number) for number in range(60)])
 
 
@@ -157,7 +165,13 @@ def generator_file(tensors: dict[str, Tensor], **settings: object) -> bytes:
 
 
 EMPTY = {"weight": torch.zeros(1), "bias": torch.zeros(1)}
-WIRE: dict[str, Attack] = {
+
+
+def read_gaussians(text: bytes) -> object:
+    return unpack_gaussians(text.decode())
+
+
+WIRE: dict[str, tuple[Callable[[bytes], object], bytes]] = {
     "a linear network of many inputs": (unpack_classifier, network("linear", HUGE)),
     "the same as a site's own head": (
         lambda payload: unpack_classifier(payload, most=0),
@@ -179,11 +193,11 @@ WIRE: dict[str, Attack] = {
     ),
     "a tensor of 400,000 dimensions": (unpack_parameters, many_sides()),
     "Gaussians whose variances have no dimension": (
-        lambda text: unpack_gaussians(text.decode()),
+        read_gaussians,
         gaussians_of(within__variances=torch.tensor(1.0)),
     ),
     "Gaussians without a dimension": (
-        lambda text: unpack_gaussians(text.decode()),
+        read_gaussians,
         gaussians_of(mean=torch.tensor(1.0), means=torch.tensor(1.0)),
     ),
 }
@@ -228,20 +242,17 @@ GENERATORS: dict[str, bytes] = {
 }
 
 
-@pytest.mark.parametrize("attack", WIRE.values(), ids=WIRE)
-def test_a_message(attack: Attack) -> None:
-    parse, content = attack
-    assert outcome(parse, (SurrogateError,), content) == REFUSED
+ATTACKS: dict[str, Attack] = {
+    **{f"message: {n}": (read, SurrogateError, content) for n, (read, content) in WIRE.items()},
+    **{f"model: {n}": (of_file(load_model), SurrogateError, c) for n, c in MODEL_FILES.items()},
+    **{f"generator: {n}": (of_file(read_generator), DataError, c) for n, c in GENERATORS.items()},
+}
 
 
-@pytest.mark.parametrize("content", MODEL_FILES.values(), ids=MODEL_FILES)
-def test_a_model_file(content: bytes) -> None:
-    assert outcome(of_file(load_model), (SurrogateError,), content) == REFUSED
-
-
-@pytest.mark.parametrize("content", GENERATORS.values(), ids=GENERATORS)
-def test_a_generator_file(content: bytes) -> None:
-    assert outcome(of_file(read_generator), (DataError,), content) == REFUSED
+@pytest.mark.parametrize("name", ATTACKS)
+def test_a_message_or_file_is_refused(name: str) -> None:
+    parse, error, content = ATTACKS[name]
+    assert outcome(parse, (error,), content) == REFUSED
 
 
 SIGNED: dict[str, tuple[dict[str, Tensor], dict[str, str]]] = {
@@ -278,16 +289,9 @@ def test_nothing_is_built_before_the_signature_fits(
     file = tmp_path / "model.fedsurrogate"
     file.write_bytes(save_signed_model(replace(made, signature=bytes(64))))
     values = signed_values(made) | {"signature": content}
-    for place in (
-        "fedsurrogate.common.signed_models.signed_model.classifier_of",
-        "fedsurrogate.common.signed_models.signed_model",
-    ):
-        names = [""] if place.endswith("_of") else [".unpack_classifier", ".unpack_gaussians"]
-        for name in names:
-            monkeypatch.setattr(place + name, built)
-    monkeypatch.setattr(
-        "fedsurrogate.common.signed_models.signed_model.Manifest.model_validate_json", built
-    )
+    for name in ("classifier_of", "unpack_classifier", "unpack_gaussians"):
+        monkeypatch.setattr(f"{MODELS}.{name}", built)
+    monkeypatch.setattr(f"{MODELS}.Manifest.model_validate_json", built)
     with pytest.raises(SealError):
         read_signed_model(file)
     with pytest.raises((SealError, SurrogateError)):
@@ -299,10 +303,7 @@ def test_a_file_of_an_unknown_signer_is_not_built(
 ) -> None:
     file = tmp_path / "model.fedsurrogate"
     file.write_bytes(save_signed_model(model()))
-    monkeypatch.setattr(
-        "fedsurrogate.common.signed_models.signed_model.classifier_of",
-        lambda *_: pytest.fail("built"),
-    )
+    monkeypatch.setattr(f"{MODELS}.classifier_of", lambda *_: pytest.fail("built"))
     with pytest.raises(SealError, match="not a coordinator's key that this site knows"):
         read_signed_model(file, frozenset({bytes(64)}))
 
@@ -393,17 +394,8 @@ def pages(kinds: Sequence[int]) -> bytes:
     """A TIFF with pages of one pixel; each states what it is in SubfileType."""
     made = [b"II*\0" + struct.pack("<I", 10) + b"\7\0"]
     for at, kind in enumerate(kinds, 1):
-        tags = [
-            (254, kind),
-            (256, 1),
-            (257, 1),
-            (258, 8),
-            (259, 1),
-            (262, 1),
-            (273, 8),
-            (278, 1),
-            (279, 1),
-        ]
+        sized = [(256, 1), (257, 1), (258, 8), (259, 1), (262, 1), (273, 8), (278, 1), (279, 1)]
+        tags = [(254, kind), *sized]
         following = 10 + at * (6 + 12 * len(tags)) if at < len(kinds) else 0
         entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags)
         made.append(struct.pack("<H", len(tags)) + entries + struct.pack("<I", following))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
@@ -15,6 +14,7 @@ from fedsurrogate.common.safe_parsing import canonical
 from fedsurrogate.common.security.documents import open_file
 from fedsurrogate.common.security.sealing import public_key
 from fedsurrogate.common.surrogate_pb2 import Bundle
+from tests.children import ran
 
 KEY = bytes(range(32))
 READ = """
@@ -35,7 +35,7 @@ except SealError:
 
 def test_a_badly_signed_file_takes_the_memory_of_one_copy() -> None:
     """128 MiB took 257 more before the signature was looked at."""
-    done = subprocess.run([sys.executable, "-c", READ], capture_output=True, text=True, check=True)
+    done = ran([sys.executable, "-c", READ], check=True)
     assert int(done.stdout) < 160
 
 

@@ -16,6 +16,7 @@ import torch
 
 from benchmarks._gpu_limits import MEASURED, RESULT, Limits, Work, counted, network, of_image, table
 from benchmarks._gpu_rows import failed
+from tests.children import ran
 from tests.grid import ROOT
 
 # What a bare machine with torch and torchvision does not have.
@@ -93,20 +94,14 @@ def dry_run(
     python, options = command[:2], command[2:]
     where = ("--device", "cpu", "--out", str(tmp_path), "--seconds", "600")
     arguments = [sys.executable, *python, *where, *options]
-    done = subprocess.run(
-        arguments, cwd=ROOT, capture_output=True, text=True, check=False, timeout=900
-    )
+    done = ran(arguments, cwd=ROOT, timeout=900)
     out = tmp_path / "gpu.json"
     return done, json.loads(out.read_text()) if out.exists() else {}
 
 
 def test_all_of_the_gpu_benchmark_is_imported_on_a_bare_machine() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", f"{BARE}import benchmarks.gpu; print(*sys.modules)"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
+    done = ran(
+        [sys.executable, "-c", f"{BARE}import benchmarks.gpu; print(*sys.modules)"], cwd=ROOT
     )
     assert done.returncode == 0, done.stderr[-2000:]
     loaded = {name.partition(".")[0] for name in done.stdout.split()}

@@ -2,9 +2,7 @@
 
 import doctest
 import importlib
-import json
 import pkgutil
-import statistics
 from pathlib import Path
 from typing import Any
 
@@ -32,19 +30,6 @@ def test_examples_of_the_harness_run(name: str) -> None:
     assert not doctest.testmod(importlib.import_module(name)).failed
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_every_public_function_of_the_harness_is_described(name: str) -> None:
-    module = importlib.import_module(name)
-    own = {
-        key: each for key, each in vars(module).items() if getattr(each, "__module__", "") == name
-    }
-    assert not [
-        key
-        for key, each in own.items()
-        if not key.startswith("_") and callable(each) and not each.__doc__
-    ]
-
-
 def test_a_result_is_read_as_it_was_written(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -57,6 +42,7 @@ def test_a_result_is_read_as_it_was_written(
     )
     content = results.stored("some")
     assert list(content) == ["title", "machine", "columns", "rows", "settings"]
+    assert content["machine"]["torch"] == torch.__version__
     assert content["rows"] == [["one", 0.123456], ["two", None]]
     assert "0.1235" in capsys.readouterr().out
 
@@ -84,17 +70,6 @@ def test_the_rows_of_a_seed_share_its_data_which_is_loaded_once() -> None:
     assert all(one[0] == two[0] for one, two in zip(given[::2], given[1::2], strict=True))
 
 
-def test_a_row_of_the_frontier_is_rounded_after_its_mean() -> None:
-    shares, sizes = [0.71234, 0.72345, 0.70456], [123_456, 234_567, 345_678]
-    name, mean, deviation, behind, megabytes = seeds.frontier_row(
-        "row", shares, 0.75, sizes, scale=100
-    )
-    assert (name, mean) == ("row", round(100 * statistics.mean(shares), 2))
-    assert deviation == round(100 * statistics.pstdev(shares), 2)
-    assert behind == round(100 * (statistics.mean(shares) - 0.75), 2)
-    assert megabytes == round(statistics.mean(sizes) / 1e6, 3)
-
-
 def test_works_are_timed_in_turn_and_only_after_they_are_warm() -> None:
     calls: list[str] = []
     now = [0.0]
@@ -111,12 +86,6 @@ def test_works_are_timed_in_turn_and_only_after_they_are_warm() -> None:
     assert calls == ["ours", "theirs"] * 3
     assert times == {"ours": [1.0, 1.0], "theirs": [3.0, 3.0]}
     assert timing.paired(*works.values(), clock=lambda: now[0]) == (1.0, 3.0, 3.0)
-
-
-def test_the_ratio_is_the_median_over_the_turns_and_not_the_ratio_of_medians() -> None:
-    assert timing.ratio([1.0, 10.0, 3.0], [1.0, 2.0, 1.5]) == 2.0
-    assert statistics.median([1.0, 10.0, 3.0]) / statistics.median([1.0, 2.0, 1.5]) == 2.0
-    assert timing.ratio([2.0, 9.0, 3.0], [1.0, 3.0, 3.0]) == 2.0
 
 
 def test_a_script_without_its_sample_data_ends_politely(
@@ -212,8 +181,3 @@ def test_every_plot_is_written_next_to_the_results(folder: Path) -> None:
     plots.draw_growth("growth", [1, 10], {"all": [1.0, 9.0], "some": [0.5, 4.0]}, [0.1, 0.2])
     plots.draw_images("images", [("one", torch.rand(20, 3, 8, 8)), ("two", torch.rand(3, 3, 8, 8))])
     assert {file.name for file in folder.glob("*.png")} == {"line.png", "growth.png", "images.png"}
-
-
-def test_results_are_plain_json(folder: Path) -> None:
-    results.report("some", "a title", ("row",), [(1,)])
-    assert json.loads((folder / "some.json").read_text())["machine"]["torch"] == torch.__version__

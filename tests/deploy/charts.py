@@ -9,7 +9,6 @@ import json
 import re
 import shlex
 import shutil
-import subprocess
 from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from tests.children import ran
 from tests.deploy.test_compose import DEPLOY
 
 CHART = DEPLOY / "helm"
@@ -43,7 +43,7 @@ def rendered(changes: Mapping[str, Any], folder: Path) -> list[dict[str, Any]]:
         file = folder / "changes.json"
         file.write_text(json.dumps(changes))
         command = [helm, "template", "north", str(CHART), "--values", str(file)]
-        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        text = ran(command, check=True).stdout
     else:
         text = Renderer(values(changes)).all()
     return [each for each in yaml.safe_load_all(text) if each]

@@ -14,30 +14,13 @@ import pytest
 
 from deploy import airgap, airgap_docs
 from fedsurrogate.common import extras
+from tests.children import ran
 from tests.deploy.test_compose import DEPLOY, ROOT
+from tests.deploy.wheels import wheel
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
 # As sites are: no network but the loopback, and that is down.
 CUT = ["unshare", "--net", "--map-root-user"]
-
-
-def wheel(folder: Path, name: str, needs: str = "", script: str = "", body: str = "") -> None:
-    """A wheel of one module, with its licence."""
-    info = f"{name}-1.0.dist-info"
-    needed = f"Requires-Dist: {needs}\n" if needs else ""
-    with zipfile.ZipFile(folder / f"{name}-1.0-py3-none-any.whl", "w") as content:
-        content.writestr(f"{name}.py", body or f"def main():\n    print('{name} 1.0')\n")
-        content.writestr(
-            f"{info}/METADATA",
-            f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\nLicense: MIT\n{needed}",
-        )
-        content.writestr(
-            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        content.writestr(f"{info}/licenses/LICENSE.txt", "MIT")
-        if script:
-            content.writestr(f"{info}/entry_points.txt", f"[console_scripts]\n{script}\n")
-        content.writestr(f"{info}/RECORD", "")
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +29,9 @@ def pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("airgap") / "pack" / "archive"
     (folder / "wheels").mkdir(parents=True)
     commands = "site = fedsurrogate:main\ncoordinator = fedsurrogate:main"
-    wheel(folder / "wheels", "fedsurrogate", "helper", commands)
-    wheel(folder / "wheels", "helper")
+    prints = "def main():\n    print('fedsurrogate 1.0')\n"
+    wheel(folder / "wheels", "fedsurrogate", needs="helper", script=commands, body=prints)
+    wheel(folder / "wheels", "helper", body="\n")
     airgap.finish(folder, folder.parent / "release.key")
     return folder.parent
 
@@ -80,23 +64,14 @@ def install(
         pytest.skip("needs a network namespace: unshare")
     command = [*(CUT if cut else []), "sh", "install.sh", "--key", "../release.pub", *words]
     known = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
-    return subprocess.run(
-        command, cwd=place, env=known | {"PYTHON": str(python)}, capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
+    return ran(command, cwd=place, env=known | {"PYTHON": str(python)})
 
 
 def test_an_archive_installs_with_the_network_cut(received: Path, tmp_path: Path) -> None:
     done = install(received, "--into", str(tmp_path / "env"))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "installing 2 packages, 0.0 GB on disk" in done.stdout
-    typed = subprocess.run(
-        [tmp_path / "env" / "bin" / "coordinator"],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={},
-    )
+    typed = ran([tmp_path / "env" / "bin" / "coordinator"], check=True, env={})
     assert typed.stdout == "fedsurrogate 1.0\n"
     again = install(received, "--into", str(tmp_path / "env"))
     assert again.returncode == 1
@@ -144,7 +119,8 @@ def test_backbones_that_cannot_be_loaded_are_found_at_the_installation(tmp_path:
     """As torchvision of another build than torch: pip finds nothing wrong."""
     folder = tmp_path / "archive"
     (folder / "wheels").mkdir(parents=True)
-    wheel(folder / "wheels", "fedsurrogate", "torchvision", "site = fedsurrogate:main")
+    own = {"needs": "torchvision", "script": "site = fedsurrogate:main"}
+    wheel(folder / "wheels", "fedsurrogate", body="\n", **own)
     wheel(folder / "wheels", "torchvision", body="raise RuntimeError('no operator nms')")
     airgap.finish(folder, tmp_path / "release.key")
     done = install(folder, "--into", str(tmp_path / "env"), cut=False)
@@ -215,10 +191,7 @@ def test_an_archive_that_was_changed_is_not_used(received: Path, tmp_path: Path,
 
 def test_a_key_that_came_with_the_archive_proves_nothing(received: Path) -> None:
     shutil.copy(received.parent / "release.pub", received / "release.pub")
-    done = subprocess.run(
-        ["sh", "install.sh", "--key", "release.pub", "--check"], cwd=received,
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = ran(["sh", "install.sh", "--key", "release.pub", "--check"], cwd=received)
     assert done.returncode == 1
     assert "another channel" in done.stderr
 
@@ -270,9 +243,7 @@ def test_an_installed_archive_names_the_command_that_packs_what_is_missing(
     assert "pip" not in printed
     words = shlex.split(printed)[:3]
     assert words == ["make", "airgap", "EXTRAS=image backbones simulation"]
-    typed = subprocess.run(
-        ["make", "-n", "-o", "setup", *words[1:]], cwd=ROOT, capture_output=True, text=True, check=True
-    )  # fmt: skip
+    typed = ran(["make", "-n", "-o", "setup", *words[1:]], cwd=ROOT, check=True)
     assert "--extras image backbones simulation" in typed.stdout
 
 
@@ -290,10 +261,5 @@ def test_scripts_have_the_syntax_of_their_shell(script: str) -> None:
     shell = "bash" if "bash" in file.read_text().splitlines()[0] else "sh"
     assert subprocess.run([shell, "-n", str(file)], check=False).returncode == 0
     if shutil.which("shellcheck"):
-        done = subprocess.run(
-            ["shellcheck", "--severity=error", str(file)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = ran(["shellcheck", "--severity=error", str(file)])
         assert done.returncode == 0, done.stdout

@@ -17,6 +17,7 @@ from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.settings.base import parse_overrides
 from fedsurrogate.server_app.deployment.submit import APP_FOLDER
+from tests.children import ran
 from tests.deploy.test_compose import DEPLOY, settings_of_a_kit
 from tests.e2e.processes import until
 
@@ -60,10 +61,7 @@ def environment(kit: Path, **more: str) -> dict[str, str]:
 
 
 def job(kit: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["bash", str(JOB), *words], cwd=kit, env=environment(kit, **more), capture_output=True,
-        text=True, check=False,
-    )  # fmt: skip
+    return ran(["bash", str(JOB), *words], cwd=kit, env=environment(kit, **more))
 
 
 @pytest.mark.slow
@@ -161,10 +159,11 @@ def test_nothing_of_the_settings_runs_or_becomes_another_setting(
     (commands / "site").write_text("#!/bin/sh\nenv > seen\n")
     (commands / "site").chmod(0o755)
     known = {name: each for name, each in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(
-        ["bash", str(JOB), "ledger", "show"], cwd=kit, capture_output=True, text=True, check=False,
+    done = ran(
+        ["bash", str(JOB), "ledger", "show"],
+        cwd=kit,
         env=known | {"PATH": f"{commands}:{known['PATH']}"},
-    )  # fmt: skip
+    )
     assert not (kit / "ran").exists(), done.stderr
     seen = (kit / "seen").read_text() if (kit / "seen").exists() else ""
     assert not {"LD_PRELOAD", "BASH_ENV", "PYTHONPATH"} & {

@@ -5,7 +5,6 @@ import re
 import shlex
 import socket
 import ssl
-import subprocess
 import sys
 import tarfile
 import threading
@@ -27,7 +26,7 @@ import fedsurrogate.server_app.cli.main
 from deploy import lock
 from fedsurrogate.client_app.diagnostics.site_checks import is_isolated, is_supernode
 from fedsurrogate.client_app.kit import KNOWN, read_kit
-from fedsurrogate.client_app.node_config import parse_node_config
+from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
 from fedsurrogate.client_app.offline.keys import coordinator_key
 from fedsurrogate.client_app.processes.own_account import SETTINGS
 from fedsurrogate.common.errors import ConfigError
@@ -37,6 +36,7 @@ from fedsurrogate.server_app.deployment.certificates import issue
 from fedsurrogate.server_app.deployment.kit import pack_kit
 from fedsurrogate.server_app.deployment.request_key import read_request_key
 from tests import documents
+from tests.children import ran
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -51,20 +51,16 @@ OURS = {
     "site": fedsurrogate.client_app.cli.main.app,
 }
 PUBLIC_PORTS = {"9092"}
+PLACE = "fl.example.org:9092"
 
 
 def settings_of_a_kit(folder: Path) -> dict[str, str]:
     """The .env file of a kit for the site north, parsed."""
     issue(folder / "certificates", ("fl.example.org",), ("north",))
-    pack_kit(
-        folder / "certificates",
-        "north",
-        "fl.example.org:9092",
-        "fedsurrogate",
-        folder / "north.tar.gz",
-    )
-    with tarfile.open(folder / "north.tar.gz") as archive:
-        archive.extractall(folder)
+    archive = folder / "north.tar.gz"
+    pack_kit(folder / "certificates", "north", PLACE, "fedsurrogate", archive)
+    with tarfile.open(archive) as packed:
+        packed.extractall(folder)
     lines = (folder / "north" / ".env").read_text().splitlines()
     return dict(line.split("=", 1) for line in lines if line and not line.startswith("#")) | {
         "RUN_AS": "1000:1000"
@@ -83,6 +79,16 @@ def interpolated(file: Path, settings: Mapping[str, str]) -> str:
         return settings.get(name) or (default if kind == "-" else "")
 
     return VARIABLE.sub(value, file.read_text())
+
+
+def services_of(file: str, settings: Mapping[str, str]) -> dict[str, Any]:
+    """The services of a compose file with these settings."""
+    return dict(yaml.safe_load(interpolated(DEPLOY / file, settings))["services"])
+
+
+def node_of(service: Mapping[str, Any]) -> NodeConfig:
+    """What a hospital's app reads in its environment."""
+    return parse_node_config(parse_overrides([settings_of(service)]))
 
 
 @pytest.fixture(params=FILES, ids=lambda file: file.name)
@@ -205,7 +211,7 @@ def test_every_node_config_is_one_a_site_takes_and_only_its_app_has_it(
         command = words(service["command"])
         assert "--node-config" not in command
         if command[:2] == ["site", "app"]:
-            assert parse_node_config(parse_overrides([settings_of(service)])).site
+            assert node_of(service).site
         elif is_node(service):
             assert SETTINGS not in service.get("environment", {})
 
@@ -254,12 +260,10 @@ def test_apps_have_no_network_and_a_socket_that_only_their_own_node_shares(
 def test_a_hospitals_app_looks_at_its_data_and_the_health_of_its_node_shows_what_it_found(
     tmp_path: Path,
 ) -> None:
-    file = DEPLOY / "compose.hospital.yml"
-    services = yaml.safe_load(interpolated(file, settings_of_a_kit(tmp_path)))["services"]
-    app = services["app"]
+    app = services_of("compose.hospital.yml", settings_of_a_kit(tmp_path))["app"]
     # Where the app runs, /data and the folder of the policy are what the node-config names: a mount
     # of the file alone would keep the old one when an editor replaces it.
-    node = parse_node_config(parse_overrides([settings_of(app)]))
+    node = node_of(app)
     policy = str(Path(node.policy).parent)
     assert {node.data_dir, policy} <= {each.split(":")[0] for each in volumes(app).values()}
 
@@ -337,13 +341,11 @@ def test_data_and_papers_are_read_only(compose: dict[str, Any]) -> None:
 
 
 def test_a_hospitals_ledger_and_its_check_log_are_on_volumes_of_their_own(tmp_path: Path) -> None:
-    settings_of_a_kit(tmp_path)
-    text = interpolated(DEPLOY / "compose.hospital.yml", settings_of_a_kit(tmp_path / "once-more"))
-    services = yaml.safe_load(text)["services"]
+    services = services_of("compose.hospital.yml", settings_of_a_kit(tmp_path))
     for name in ("app", "site"):
         mounted = volumes(services[name])
         assert {mounted["./state"], mounted["./check-log"]} == {"/state", "/check-log"}
-    node = parse_node_config(parse_overrides([settings_of(services["app"])]))
+    node = node_of(services["app"])
     assert (node.state, node.check_log) == (Path("/state"), Path("/check-log"))
 
 
@@ -388,22 +390,15 @@ def test_a_kit_is_the_same_site_in_containers_and_as_a_process(
 
 def test_a_kit_holds_one_sites_certificates_for_nobody_else_to_read(tmp_path: Path) -> None:
     settings_of_a_kit(tmp_path)
-    archive, kit, credentials = (
-        tmp_path / "north.tar.gz",
-        tmp_path / "north",
-        tmp_path / "certificates",
-    )
+    archive, kit = tmp_path / "north.tar.gz", tmp_path / "north"
+    credentials = tmp_path / "certificates"
     assert archive.stat().st_mode & 0o77 == 0
     assert (kit / "certificates" / "site.key").stat().st_mode & 0o77 == 0
-    for name in ("ca.crt", "site.key", "site.pub"):
-        assert (kit / "certificates" / name).read_bytes() == (
-            credentials / "sites" / "north" / name
-        ).read_bytes()
-    assert {path.name for path in (kit / "certificates").iterdir()} == {
-        "ca.crt",
-        "site.key",
-        "site.pub",
-        "coordinator.pub",
+    own = {path.name: path.read_bytes() for path in (kit / "certificates").iterdir()}
+    assert own.pop("coordinator.pub")
+    assert own == {
+        name: (credentials / "sites" / "north" / name).read_bytes()
+        for name in ("ca.crt", "site.key", "site.pub")
     }
     pinned = parse_node_config({"coordinator-key": str(kit / "certificates" / "coordinator.pub")})
     assert coordinator_key(pinned) == public_key((credentials / "coordinator.key").read_bytes())
@@ -411,20 +406,13 @@ def test_a_kit_holds_one_sites_certificates_for_nobody_else_to_read(tmp_path: Pa
         (kit / folder).is_dir()
         for folder in ("state", "check-log", "cache", "runtime", "data", "weights", "held-out")
     )
-    with pytest.raises(ConfigError, match=r"north.tar.gz' exists"):
-        pack_kit(credentials, "north", "fl.example.org:9092", "fedsurrogate", archive)
-    with pytest.raises(ConfigError, match=r"make it with coordinator sites certs --site east"):
-        pack_kit(
-            credentials, "east", "fl.example.org:9092", "fedsurrogate", tmp_path / "east.tar.gz"
-        )
-    with pytest.raises(ConfigError, match=r"coordinator = 'https://fl.example.org'"):
-        pack_kit(
-            credentials,
-            "north",
-            "https://fl.example.org",
-            "fedsurrogate",
-            tmp_path / "again.tar.gz",
-        )
+    for name, place, file, why in (
+        ("north", PLACE, "north", "north.tar.gz' exists"),
+        ("east", PLACE, "east", "make it with coordinator sites certs --site east"),
+        ("north", "https://fl.example.org", "again", "coordinator = 'https://fl.example.org'"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            pack_kit(credentials, name, place, "fedsurrogate", tmp_path / f"{file}.tar.gz")
 
 
 def test_the_image_gets_all_that_sites_and_coordinator_use_but_not_ray() -> None:
@@ -440,13 +428,7 @@ def test_the_image_gets_all_that_sites_and_coordinator_use_but_not_ray() -> None
 
 
 def test_what_the_demo_needs_is_reported_where_it_is_missing(tmp_path: Path) -> None:
-    done = subprocess.run(
-        ["/bin/sh", str(DEPLOY / "demo.sh")],
-        env={"PATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = ran(["/bin/sh", str(DEPLOY / "demo.sh")], env={"PATH": str(tmp_path)})
     assert done.returncode == 1
     assert "demo-compose needs docker or podman" in done.stderr
 
@@ -469,21 +451,16 @@ def test_every_file_that_the_image_copies_is_sent_to_the_build() -> None:
 
 
 def test_the_coordinators_app_reads_the_table_that_register_writes_and_cannot_change_it() -> None:
-    for file in (DEPLOY / "compose.coordinator.yml", DEPLOY / "compose.demo.yml"):
-        services = yaml.safe_load(interpolated(file, {"RUN_AS": "1000:1000"}))["services"]
-        (app,) = (
-            each
-            for each in services.values()
-            if words(each["command"])[:2] == ["coordinator", "app"]
-        )
+    for file in ("compose.coordinator.yml", "compose.demo.yml"):
+        services = services_of(file, {"RUN_AS": "1000:1000"})
+        commands = {tuple(words(each["command"])[:2]): each for each in services.values()}
+        app = commands["coordinator", "app"]
         register = services["register"]
         table = Path(register["environment"]["FEDSURROGATE_REGISTERED"])
         assert app["environment"]["FEDSURROGATE_REGISTERED"] == str(table)
         (shared,) = set(volumes(app)) & set(volumes(register))
-        assert (volumes(register)[shared], volumes(app)[shared]) == (
-            str(table.parent),
-            f"{table.parent}:ro",
-        )
+        assert volumes(register)[shared] == str(table.parent)
+        assert volumes(app)[shared] == f"{table.parent}:ro"
         # Where a person calls `coordinator sites list`, for the names.
         superlink = services["superlink"]
         assert superlink["environment"]["FEDSURROGATE_REGISTERED"] == str(table)
@@ -491,10 +468,7 @@ def test_the_coordinators_app_reads_the_table_that_register_writes_and_cannot_ch
 
 
 def test_the_coordinators_app_signs_models_with_the_key_that_kits_pin(tmp_path: Path) -> None:
-    settings = settings_of_a_kit(tmp_path)
-    app = yaml.safe_load(interpolated(DEPLOY / "compose.coordinator.yml", settings))["services"][
-        "app"
-    ]
+    app = services_of("compose.coordinator.yml", settings_of_a_kit(tmp_path))["app"]
     (own,) = (
         own
         for own, place in volumes(app).items()
@@ -511,10 +485,8 @@ def test_a_kit_names_held_out_records_that_its_app_can_read(
     """Without a setting a site names none, and takes part in no evaluation."""
     settings = settings_of_a_kit(tmp_path)
     for value in ("", held_out):
-        services = yaml.safe_load(
-            interpolated(DEPLOY / "compose.hospital.yml", settings | {"HELD_OUT": value})
-        )["services"]
-        node = parse_node_config(parse_overrides([settings_of(services["app"])]))
+        services = services_of("compose.hospital.yml", settings | {"HELD_OUT": value})
+        node = node_of(services["app"])
         assert node.held_out_dir == value
     assert node.held_out_apart is apart
     assert volumes(services["app"])["./held-out"] == "/held-out:ro"
@@ -543,7 +515,7 @@ def test_a_coordinator_whose_certificate_has_expired_is_not_healthy(
     thread = threading.Thread(target=answer)
     thread.start()
     assert check[:3] == ["CMD", "python", "-c"]
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = ran([sys.executable, "-c", code])
     thread.join()
     control.close()
     assert (done.returncode == 0) == (days > 0), done.stderr

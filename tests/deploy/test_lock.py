@@ -13,12 +13,10 @@ import sys
 import tempfile
 import threading
 import tomllib
-import zipfile
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import distributions
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from hypothesis import given
@@ -27,7 +25,9 @@ from packaging.markers import Marker
 from packaging.requirements import Requirement
 
 from deploy import environment, lock
+from tests.children import ran
 from tests.deploy.test_compose import DEPLOY
+from tests.deploy.wheels import wheel
 from tests.documents import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -118,9 +118,9 @@ def test_a_part_is_printed_for_a_machine_that_has_only_python(tmp_path: Path) ->
     shutil.copy(DEPLOY / "lock.py", tmp_path / "deploy")
     shutil.copy(lock.LOCK, tmp_path)
     command = [sys.executable, "-I", "-S", str(tmp_path / "deploy" / "lock.py"), "print", "core"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = ran(command, check=True)
     assert "flwr==" in done.stdout
-    wrong = subprocess.run([*command, "nothing"], capture_output=True, text=True, check=False)
+    wrong = ran([*command, "nothing"])
     assert (wrong.returncode, "no extra nothing" in wrong.stderr) == (1, True)
 
 
@@ -143,20 +143,18 @@ def test_a_lock_without_packages_or_hashes_is_refused(
 def test_pip_refuses_a_file_that_is_not_the_locked_one(tmp_path: Path) -> None:
     (tmp_path / "x-3-py3-none-any.whl").write_bytes(b"another file")
     (tmp_path / "lock").write_text(f"x==3 --hash=sha256:{hashlib.sha256(b'x').hexdigest()}\n")
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--dry-run",
-        "--no-index",
-        "--find-links",
-        str(tmp_path),
-    ]
-    command += ["--require-hashes", "--no-deps", "-r", str(tmp_path / "lock")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--no-index"]
+    command += ["--find-links", str(tmp_path), "--require-hashes", "--no-deps"]
+    command += ["-r", str(tmp_path / "lock")]
+    done = ran(command)
     assert done.returncode != 0
     assert "DO NOT MATCH THE HASHES" in done.stderr
+
+
+def copy_scripts(root: Path) -> None:
+    (root / "deploy").mkdir()
+    for name in ("lock.py", "environment.py"):
+        shutil.copy(DEPLOY / name, root / "deploy")
 
 
 def differences(
@@ -165,9 +163,7 @@ def differences(
     """What the check of the environment of these tests finds, with this lock in place of the
     project's.
     """
-    (tmp_path / "deploy").mkdir()
-    for name in ("lock.py", "environment.py"):
-        shutil.copy(DEPLOY / name, tmp_path / "deploy")
+    copy_scripts(tmp_path)
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     (tmp_path / "requirements.lock").write_text(text)
     monkeypatch.setattr(environment, "ROOT", tmp_path)
@@ -198,13 +194,7 @@ def test_the_setup_finds_what_differs_from_the_lock(
 def make(tmp_path: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Call the script that `make setup` calls, for an environment that is not there."""
     command = [sys.executable, str(DEPLOY / "environment.py"), str(tmp_path / "env"), *words]
-    return subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={"PATH": "/usr/bin:/bin"} | variables,
-    )
+    return ran(command, env={"PATH": "/usr/bin:/bin"} | variables)
 
 
 @pytest.mark.slow
@@ -250,16 +240,9 @@ def test_an_old_python_can_read_the_script() -> None:
     ast.parse((DEPLOY / "environment.py").read_text(), feature_version=(3, 8))
 
 
-def modules() -> list[ModuleType]:
-    return [lock, environment]
-
-
-@pytest.mark.parametrize("module", modules(), ids=lambda each: each.__name__)
-def test_the_scripts_need_nothing_but_python_to_be_imported(module: ModuleType) -> None:
-    code = (
-        f"import sys; sys.path.insert(0, {str(DEPLOY)!r}); import "
-        f"{module.__name__.rpartition('.')[2]}"
-    )
+@pytest.mark.parametrize("name", ["lock", "environment"])
+def test_the_scripts_need_nothing_but_python_to_be_imported(name: str) -> None:
+    code = f"import sys; sys.path.insert(0, {str(DEPLOY)!r}); import {name}"
     subprocess.run([sys.executable, "-I", "-S", "-c", code], check=True)
 
 
@@ -291,22 +274,6 @@ def build_editable(folder, settings=None, metadata=None):
 """
 
 
-def wheel_of(name: str, version: str, code: str, folder: Path) -> str:
-    """Write a wheel; return its hash."""
-    file, info = folder / f"{name}-{version}-py3-none-any.whl", f"{name}-{version}.dist-info"
-    with zipfile.ZipFile(file, "w") as out:
-        if code:
-            out.writestr(f"{name}.py", code)
-        out.writestr(
-            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-        )
-        out.writestr(
-            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        out.writestr(f"{info}/RECORD", "")
-    return hashlib.sha256(file.read_bytes()).hexdigest()
-
-
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """A checkout with the real scripts and a lock of small packages that lie next to it; no network
@@ -318,17 +285,15 @@ def project(tmp_path: Path) -> Path:
         (root / package / "cli" / "main.py").touch()
     (root / "fedsurrogate").mkdir()
     shutil.copy(ROOT / "fedsurrogate" / "__init__.py", root / "fedsurrogate")
-    (root / "flwr.py").touch()
-    (root / "torch.py").touch()
-    (root / "common").mkdir()
-    for name in ("__init__.py", "machine.py", "errors.py"):
-        shutil.copy(ROOT / "common" / name, root / "common")
-    (root / "deploy").mkdir()
-    for name in ("lock.py", "environment.py"):
-        shutil.copy(DEPLOY / name, root / "deploy")
+    for name in ("flwr.py", "torch.py"):
+        (root / name).touch()
+    for name in ("common/__init__.py", "common/machine.py", "common/errors.py"):
+        (root / "common").mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, root / name)
+    copy_scripts(root)
     wheels.mkdir()
     hashes = {
-        name: wheel_of(name, "1", code, wheels)
+        name: wheel(wheels, name, "1", body=code)
         for name, code in (("small", ""), ("torch", ""), ("builder", BUILDER))
     }
     entries = "".join(
@@ -345,17 +310,18 @@ def project(tmp_path: Path) -> Path:
     return root
 
 
+def refused(done: subprocess.CompletedProcess[str], why: str) -> None:
+    """It ended with this reason, and no trace."""
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False)
+    assert why in done.stderr
+
+
 def set_up(root: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Call the real script of a small project."""
     command = [sys.executable, str(root / "deploy" / "environment.py"), str(folder), *words]
-    variables = {
-        "PATH": "/usr/bin:/bin",
-        "PIP_NO_INDEX": "1",
-        "PIP_FIND_LINKS": str(root.parent / "wheels"),
-    }
-    return subprocess.run(
-        command, capture_output=True, text=True, check=False, env=variables, cwd=root
-    )
+    wheels = str(root.parent / "wheels")
+    variables = {"PATH": "/usr/bin:/bin", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": wheels}
+    return ran(command, env=variables, cwd=root)
 
 
 @pytest.mark.slow
@@ -410,14 +376,15 @@ def test_torch_for_processors_comes_from_an_index_that_has_it_or_not_at_all(
         assert done.returncode == 1
         assert "torch==1+cpu" in done.stderr
         assert "TORCH_INDEX" in done.stderr
-    wheel_of("torch", "1+cpu", "", project.parent / "wheels")
+    wheels = project.parent / "wheels"
+    wheel(wheels, "torch", "1+cpu")
     assert "Done in" in set_up(project, folder).stdout
     assert set_up(project, folder).stdout == ""
     # Another build is asked for: it is installed in place of this one, and back.
-    wheel = project.parent / "wheels" / "torch-1+cpu-py3-none-any.whl"
+    cpu = wheels / "torch-1+cpu-py3-none-any.whl"
     for kind, build in (("gpu", "1"), ("cpu", "1+cpu")):
         # Each build has its own index.
-        wheel.unlink() if kind == "gpu" else wheel_of("torch", "1+cpu", "", wheel.parent)
+        cpu.unlink() if kind == "gpu" else wheel(wheels, "torch", "1+cpu")
         assert "Done in" in set_up(project, folder, "--torch", kind).stdout
         (found,) = folder.glob("lib/python*/site-packages/torch-*.dist-info")
         assert found.name == f"torch-{build}.dist-info"
@@ -431,7 +398,7 @@ def test_a_folder_that_is_no_environment_stays_as_it_is(
     mine.parent.mkdir(parents=True)
     mine.write_text("my own")
     done = set_up(project, tmp_path / "mine")
-    assert (done.returncode, "is not empty, and no Python environment" in done.stderr) == (1, True)
+    refused(done, "is not empty, and no Python environment")
     assert [path for path in (tmp_path / "mine").rglob("*") if path.is_file()] == [mine]
     assert mine.read_text() == "my own"
 
@@ -442,29 +409,19 @@ def test_an_environment_whose_python_is_gone_is_named(project: Path, tmp_path: P
     (folder / "pyvenv.cfg").write_text("home = /nowhere\n")
     (folder / "bin" / "python").symlink_to("/nowhere/python3")
     done = set_up(project, folder)
-    assert (done.returncode, "does not start" in done.stderr, "Traceback" in done.stderr) == (
-        1,
-        True,
-        False,
-    )
+    refused(done, "does not start")
 
 
 def test_a_damaged_lock_and_an_unknown_extra_are_one_line(project: Path, tmp_path: Path) -> None:
     done = set_up(project, tmp_path / "env", "--extras", "nonsense")
-    assert (done.returncode, done.stderr.count("\n"), "no extra nonsense" in done.stderr) == (
-        1,
-        1,
-        True,
-    )
+    refused(done, "no extra nonsense")
+    assert done.stderr.count("\n") == 1
     (project / "requirements.lock").write_text(
         f"# extra dev: gone\nsmall==1 --hash=sha256:00\n{lock.END}"
     )
     done = set_up(project, tmp_path / "env")
-    assert (done.returncode, done.stderr.count("\n"), "no entry for gone" in done.stderr) == (
-        1,
-        1,
-        True,
-    )
+    refused(done, "no entry for gone")
+    assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(

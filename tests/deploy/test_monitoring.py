@@ -30,6 +30,7 @@ from fedsurrogate.server_app.monitoring.prometheus import (
     site_series,
     up_series,
 )
+from tests.children import ran
 from tests.deploy.test_compose import DEPLOY, interpolated, settings_of_a_kit, volumes
 from tests.e2e.hospitals import CLASSES, Hospital
 from tests.e2e.processes import coordinator, federation, free_ports, until
@@ -165,10 +166,7 @@ def test_prometheus_and_grafana_have_no_rights_and_are_reached_from_this_machine
 
 
 def test_promtool_accepts_the_files() -> None:
-    done = subprocess.run(
-        [program("promtool"), "check", "config", str(MONITORING / "prometheus.yml")],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = ran([program("promtool"), "check", "config", str(MONITORING / "prometheus.yml")])
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{len(rules())} rules found" in done.stdout
 
@@ -255,10 +253,7 @@ def judged(case: Case, folder: Path, wrong: Any) -> subprocess.CompletedProcess[
     """What promtool says of rules in a case."""
     (folder / "rules.yml").write_text(yaml.safe_dump(wrong))
     (folder / "test.yml").write_text(yaml.safe_dump(rule_test(case)))
-    return subprocess.run(
-        [program("promtool"), "test", "rules", str(folder / "test.yml")],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    return ran([program("promtool"), "test", "rules", str(folder / "test.yml")])
 
 
 def groups() -> dict[str, Any]:

@@ -2,13 +2,13 @@
 
 import json
 import os
-import subprocess
 import sys
 from importlib.metadata import version
 from typing import Any
 
 import pytest
 
+from tests.children import ran
 from tests.deploy.test_compose import DEPLOY
 
 STATUS = """Package: zlib1g
@@ -26,9 +26,7 @@ Version: 1
 def printed(script: str, *words: object) -> str:
     command = [sys.executable, str(DEPLOY / script), *map(str, words)]
     environment = os.environ | {"SOURCE_DATE_EPOCH": "1700000000"}
-    return subprocess.run(
-        command, env=environment, capture_output=True, text=True, check=True
-    ).stdout
+    return ran(command, env=environment, check=True).stdout
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -26,6 +25,7 @@ from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire.model_proto import load_model
 from fedsurrogate.server_app.refit import refit
 from fedsurrogate.strategies import strategy_of
+from tests.children import ran
 from tests.documents import check_shown, masked, shown_after, words
 from tests.grid import ROOT, InProcessGrid, metrics_of, run_federation, sites
 
@@ -95,9 +95,7 @@ def test_the_page_shows_what_its_commands_print(
     }
     for (line,), expected in pairs:
         program, *given = words(line)
-        done = subprocess.run(
-            [*commands[program], *given], cwd=copy, capture_output=True, text=True, check=False
-        )
+        done = ran([*commands[program], *given], cwd=copy)
         assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
         # Above a minute, pytest says it in minutes as well.
         printed = re.sub(r"=| \(\d+:\d\d:\d\d\)", "", done.stdout)

@@ -4,7 +4,6 @@ setting and command.
 
 import os
 import re
-import subprocess
 import sys
 import tomllib
 from html import unescape
@@ -20,6 +19,7 @@ from fedsurrogate.client_app.governance.policy import DEFAULT, Policy, load_poli
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import PUBLIC_SENTENCES, FedSurrogateError
 from fedsurrogate.server_app.runs.presets import presets
+from tests.children import ran
 from tests.documents import DOCS, PAGES, ROOT, blocks, name_of
 
 # What a browser loads by itself; other links are for people.
@@ -43,7 +43,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         str(folder),
     ]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    done = ran(command, cwd=ROOT, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
 

@@ -2,7 +2,6 @@
 
 import ast
 import re
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -19,6 +18,7 @@ from torchvision.models import mobilenet_v2, resnet18
 from fedsurrogate.client_app.cli import main as cli
 from fedsurrogate.common.backbones.backbones import load_backbone
 from fedsurrogate.common.backbones.own_backbones import own_backbone
+from tests.children import ran
 from tests.commands import coordinator, site
 from tests.documents import (
     DOCS,
@@ -147,9 +147,7 @@ class Typed:
 
     @staticmethod
     def _shell(line: str) -> str:
-        return subprocess.run(
-            ["bash", "-c", line], check=True, capture_output=True, text=True
-        ).stdout.strip()
+        return ran(["bash", "-c", line], check=True).stdout.strip()
 
 
 @pytest.fixture
@@ -237,13 +235,7 @@ def test_make_demo_prints_what_front_page_and_quick_start_show(
     typed: Typed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The command of the Makefile, without the environment that it installs first."""
-    listed = subprocess.run(
-        ["make", "-n", "demo", f"VENV={sys.prefix}"],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout
+    listed = ran(["make", "-n", "demo", f"VENV={sys.prefix}"], cwd=ROOT, check=True).stdout
     # Below another make, as in `make test`, the folder is named before and after.
     ((_, given),) = (
         line.split("fedsurrogate.server_app.cli.main ")

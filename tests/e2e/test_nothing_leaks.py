@@ -150,6 +150,11 @@ def raising(target: str, error: BaseException) -> Break:
     return lambda h: h.raising(target, error)
 
 
+def answering(function: str, error: BaseException) -> Break:
+    """An error where requests are answered."""
+    return raising(f"fedsurrogate.client_app.requests.{function}", error)
+
+
 def void(_: object) -> None:
     """Discard a value."""
 
@@ -375,10 +380,7 @@ FAILURES: dict[str, tuple[Break, str]] = {
     "state folder a file": (file_in_the_way("state-dir"), "storage"),
     "cache folder a file": (file_in_the_way("cache-dir"), "data"),
     "key damaged": (broken_key, "seal"),
-    "another exception": (
-        raising("fedsurrogate.client_app.requests.prepare", ValueError(BOOM)),
-        "internal",
-    ),
+    "another exception": (answering("prepare", ValueError(BOOM)), "internal"),
     "an exception that says it is ours": (
         raising(
             "fedsurrogate.client_app.requests.prepare",
@@ -386,32 +388,14 @@ FAILURES: dict[str, tuple[Break, str]] = {
         ),
         "internal",
     ),
-    "no memory": (
-        raising("fedsurrogate.client_app.requests.prepare", MemoryError(BOOM)),
-        "internal",
-    ),
-    "too deep": (
-        raising("fedsurrogate.client_app.requests.prepare", RecursionError(BOOM)),
-        "internal",
-    ),
-    "a library that exits": (
-        raising("fedsurrogate.client_app.requests.prepare", SystemExit(BOOM)),
-        "internal",
-    ),
-    "a library that panics": (
-        raising("fedsurrogate.client_app.requests.prepare", Sudden(BOOM)),
-        "internal",
-    ),
+    "no memory": (answering("prepare", MemoryError(BOOM)), "internal"),
+    "too deep": (answering("prepare", RecursionError(BOOM)), "internal"),
+    "a library that exits": (answering("prepare", SystemExit(BOOM)), "internal"),
+    "a library that panics": (answering("prepare", Sudden(BOOM)), "internal"),
     "a library that does not load": (a_library_that_does_not_load, "internal"),
-    "an exception after the release": (
-        raising("fedsurrogate.client_app.requests.to_record", TypeError(BOOM)),
-        "internal",
-    ),
+    "an exception after the release": (answering("to_record", TypeError(BOOM)), "internal"),
     "a result that cannot be sent": (a_result_that_cannot_be_sent, "internal"),
-    "settings that cannot be read": (
-        raising("fedsurrogate.client_app.requests.kept_run", KeyError(BOOM)),
-        "internal",
-    ),
+    "settings that cannot be read": (answering("kept_run", KeyError(BOOM)), "internal"),
     "another run's digest": (
         lambda h: h.replaced("fedsurrogate.client_app.requests.kept_run", of_another_digest),
         "surrogate",

@@ -250,50 +250,39 @@ def test_numbers_are_learned_from_sums_of_sites() -> None:
     assert private.fit(rows, numbers, sites=sites).predict(rows).shape == (442,)
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "why"),
-    [
-        (lambda: Classifier("fedpt").fit(ROWS, LABELS), ConfigError, "fedpft"),
-        (lambda: Classifier(epsilon=1.0).fit(ROWS, LABELS), ConfigError, "delta"),
-        (lambda: Classifier(epsilon=-1.0).fit(ROWS, LABELS), ConfigError, "epsilon"),
-        (lambda: Classifier(covariance="round").fit(ROWS, LABELS), ConfigError, "covariance"),
-        (
-            lambda: Classifier(settings={"epsilon": 1.0}).fit(ROWS, LABELS),
-            ConfigError,
-            "as a parameter",
-        ),
-        (lambda: Classifier(settings={"data": "x"}).fit(ROWS, LABELS), ConfigError, "of fit"),
-        (lambda: Classifier(settings={"rnk": 2}).fit(ROWS, LABELS), ConfigError, "rnk"),
-        (lambda: Classifier(classes=[0, 1]).fit(ROWS, LABELS), DataError, "'2' is not among"),
-        (lambda: Classifier().fit(ROWS, LABELS, sites=["a"]), DataError, "1 sites for 150"),
-        (lambda: Classifier().fit(ROWS, LABELS, sites=[None] * 150), DataError, "no site"),
-        (
-            lambda: Classifier().fit(ROWS[:2], ["a", "a "]),
-            ConfigError,
-            "two classes are both named 'a'",
-        ),
+WRONG: dict[type[FedSurrogateError], list[tuple[Callable[[], Any], str]]] = {
+    ConfigError: [
+        (lambda: Classifier("fedpt").fit(ROWS, LABELS), "fedpft"),
+        (lambda: Classifier(epsilon=1.0).fit(ROWS, LABELS), "delta"),
+        (lambda: Classifier(epsilon=-1.0).fit(ROWS, LABELS), "epsilon"),
+        (lambda: Classifier(covariance="round").fit(ROWS, LABELS), "covariance"),
+        (lambda: Classifier(settings={"epsilon": 1.0}).fit(ROWS, LABELS), "as a parameter"),
+        (lambda: Classifier(settings={"data": "x"}).fit(ROWS, LABELS), "of fit"),
+        (lambda: Classifier(settings={"rnk": 2}).fit(ROWS, LABELS), "rnk"),
+        (lambda: Classifier().fit(ROWS[:2], ["a", "a "]), "two classes are both named 'a'"),
         (
             lambda: Classifier("fedavg").fit(ROWS, LABELS, patients=LABELS),
-            ConfigError,
             "patients is for methods that send once",
         ),
         (
             lambda: fs.FederatedRegressor(epsilon=1.0, delta=1e-5).fit(ROWS, LABELS),
-            ConfigError,
             "known in public",
         ),
-        (
-            lambda: fs.FederatedRegressor(target_range=(1,)).fit(ROWS, LABELS),
-            ConfigError,
-            "give two numbers",
-        ),
-        (
-            lambda: fs.FederatedRegressor(target_range="0,10").fit(ROWS, LABELS),
-            ConfigError,
-            "target_range",
-        ),
-        (lambda: fs.FederatedRegressor().fit(ROWS, np.ones(150)), ConfigError, "target-range"),
+        (lambda: fs.FederatedRegressor(target_range=(1,)).fit(ROWS, LABELS), "give two numbers"),
+        (lambda: fs.FederatedRegressor(target_range="0,10").fit(ROWS, LABELS), "target_range"),
+        (lambda: fs.FederatedRegressor().fit(ROWS, np.ones(150)), "target-range"),
     ],
+    DataError: [
+        (lambda: Classifier(classes=[0, 1]).fit(ROWS, LABELS), "'2' is not among"),
+        (lambda: Classifier().fit(ROWS, LABELS, sites=["a"]), "1 sites for 150"),
+        (lambda: Classifier().fit(ROWS, LABELS, sites=[None] * 150), "no site"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "why"),
+    [(call, error, why) for error, rows in WRONG.items() for call, why in rows],
 )
 def test_wrong_parameters_are_named(
     call: Callable[[], Any], error: type[FedSurrogateError], why: str

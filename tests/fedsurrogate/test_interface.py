@@ -113,24 +113,33 @@ def test_an_own_module_gives_features(tmp_path: Path) -> None:
     assert module.training
 
 
+WRONG: dict[type[FedSurrogateError], list[tuple[Callable[[], Any], str]]] = {
+    DataError: [
+        (lambda: fs.fit(X, Y[:5]), "labels for 1797 records"),
+        (lambda: fs.fit(X[0], Y), r"shape \(64,\)"),
+        (lambda: fs.fit(X * np.nan, Y), "first in row 0"),
+        (lambda: fs.fit(X, Y, classes=range(5)), "'5' is not among classes"),
+        (lambda: fs.simulate([(X, Y), (X[:, :5], Y)]), "5 and 64 dimensions"),
+        (lambda: fs.features([3]), "int is no image"),
+    ],
+    ConfigError: [
+        (lambda: fs.fit(X, Y, epsilon=1.0, delta=1e-5), "without classes"),
+        (lambda: fs.fit(X, Y, method="fedavg"), "use simulate"),
+        (lambda: fs.fit(X, Y, rnk=3), "rnk"),
+        (lambda: fs.learn([]), "no surrogate"),
+    ],
+    SurrogateError: [
+        (lambda: fs.learn([made()[0], fs.fit(X, Y, site="b", rank=4)]), "'b'.*run"),
+        (lambda: fs.learn([made()[0], made()[0]]), "second surrogate"),
+        (lambda: fs.load("/nowhere.pb"), "does not exist; name a run folder"),
+        (lambda: fs.load("/nowhere.safetensors"), "does not exist"),
+    ],
+}
+
+
 @pytest.mark.parametrize(
     ("call", "error", "why"),
-    [
-        (lambda: fs.fit(X, Y[:5]), DataError, "labels for 1797 records"),
-        (lambda: fs.fit(X[0], Y), DataError, r"shape \(64,\)"),
-        (lambda: fs.fit(X * np.nan, Y), DataError, "first in row 0"),
-        (lambda: fs.fit(X, Y, epsilon=1.0, delta=1e-5), ConfigError, "without classes"),
-        (lambda: fs.fit(X, Y, classes=range(5)), DataError, "'5' is not among classes"),
-        (lambda: fs.fit(X, Y, method="fedavg"), ConfigError, "use simulate"),
-        (lambda: fs.fit(X, Y, rnk=3), ConfigError, "rnk"),
-        (lambda: fs.learn([]), ConfigError, "no surrogate"),
-        (lambda: fs.learn([made()[0], fs.fit(X, Y, site="b", rank=4)]), SurrogateError, "'b'.*run"),
-        (lambda: fs.learn([made()[0], made()[0]]), SurrogateError, "second surrogate"),
-        (lambda: fs.simulate([(X, Y), (X[:, :5], Y)]), DataError, "5 and 64 dimensions"),
-        (lambda: fs.features([3]), DataError, "int is no image"),
-        (lambda: fs.load("/nowhere.pb"), SurrogateError, "does not exist; name a run folder"),
-        (lambda: fs.load("/nowhere.safetensors"), SurrogateError, "does not exist"),
-    ],
+    [(call, error, why) for error, rows in WRONG.items() for call, why in rows],
 )
 def test_wrong_input_is_named(
     call: Callable[[], Any], error: type[FedSurrogateError], why: str

@@ -173,55 +173,45 @@ class NoLabel(Pairs):
 FLAT = torch.nn.Flatten()
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "why"),
-    [
-        (lambda: fs.features(IMAGES[0]), DataError, r"record 0 of shape \(8,\) is no image"),
-        (
-            lambda: fs.features([IMAGES[0], IMAGES[:2, :, :]]),
-            DataError,
-            r"record 1 of shape \(2, 8, 8\)",
-        ),
-        (lambda: fs.features(IMAGES[:3] / 16), DataError, "values from 0 to 14.9375.*0 to 1"),
-        (lambda: fs.features(IMAGES[:3].astype(int) * 9), DataError, "0 to 255"),
-        (
-            lambda: fs.features([IMAGES[0], IMAGES[1, :4]]),
-            DataError,
-            r"record 1 \(3, 4, 8\).*image_size",
-        ),
-        (lambda: fs.features([(IMAGES[0], 1, 2)]), DataError, "tuple of 3"),
-        (lambda: fs.features([{"image": IMAGES[0]}]), DataError, "dict of 1"),
-        (lambda: fs.features("/data"), DataError, "one file or folder"),
-        (lambda: fs.features(3), DataError, "__getitem__"),
-        (lambda: fs.features([]), DataError, "at least one"),
-        (lambda: fs.features(["/nowhere.png"]), DataError, "cannot be read"),
-        (lambda: fs.labelled_features(IMAGES[:3]), DataError, "record 0 has no label"),
-        (lambda: fs.simulate([NoLabel(3)]), DataError, "record 0 has no label"),
+WRONG: dict[type[FedSurrogateError], list[tuple[Callable[[], Any], str]]] = {
+    DataError: [
+        (lambda: fs.features(IMAGES[0]), r"record 0 of shape \(8,\) is no image"),
+        (lambda: fs.features([IMAGES[0], IMAGES[:2, :, :]]), r"record 1 of shape \(2, 8, 8\)"),
+        (lambda: fs.features(IMAGES[:3] / 16), "values from 0 to 14.9375.*0 to 1"),
+        (lambda: fs.features(IMAGES[:3].astype(int) * 9), "0 to 255"),
+        (lambda: fs.features([IMAGES[0], IMAGES[1, :4]]), r"record 1 \(3, 4, 8\).*image_size"),
+        (lambda: fs.features([(IMAGES[0], 1, 2)]), "tuple of 3"),
+        (lambda: fs.features([{"image": IMAGES[0]}]), "dict of 1"),
+        (lambda: fs.features("/data"), "one file or folder"),
+        (lambda: fs.features(3), "__getitem__"),
+        (lambda: fs.features([]), "at least one"),
+        (lambda: fs.features(["/nowhere.png"]), "cannot be read"),
+        (lambda: fs.labelled_features(IMAGES[:3]), "record 0 has no label"),
+        (lambda: fs.simulate([NoLabel(3)]), "record 0 has no label"),
         (
             lambda: fs.features(IMAGES[:3] / 255, torch.nn.Linear(5, 2)),
-            DataError,
             r"batch of shape \(3, 8, 8\)",
         ),
-        (
-            lambda: fs.features(IMAGES[:3], torch.nn.Identity()),
-            DataError,
-            r"returns shape \(3, 8, 8\)",
-        ),
-        (lambda: fs.features([object()], FLAT), DataError, "object is no image, array or tensor"),
-        (lambda: fs.register_backbone("pixels", FLAT), ConfigError, "a name of the product"),
-        (lambda: fs.simulate(3, data=3), DataError, "__getitem__"),
-        (
-            lambda: fs.simulate(3, data=Pairs(20), test=(IMAGES[0], Y[:8])),
-            DataError,
-            "is no image|dimensions",
-        ),
-        (lambda: fs.simulate(3, test=Pairs(20)), ConfigError, "data of your own"),
-        (lambda: fs.simulate([Pairs(9)], data=Pairs(9)), ConfigError, "both hold records"),
-        (lambda: fs.simulate(3, backbone=FLAT), ConfigError, "as 'python:package.module:function'"),
-        (lambda: fs.simulate(3, backbone="own"), ConfigError, "give the module"),
-        (lambda: fs.simulate(0), ConfigError, "at least one"),
-        (lambda: fs.simulate([]), DataError, "no site"),
+        (lambda: fs.features(IMAGES[:3], torch.nn.Identity()), r"returns shape \(3, 8, 8\)"),
+        (lambda: fs.features([object()], FLAT), "object is no image, array or tensor"),
+        (lambda: fs.simulate(3, data=3), "__getitem__"),
+        (lambda: fs.simulate(3, data=Pairs(20), test=(IMAGES[0], Y[:8])), "is no image|dimensions"),
+        (lambda: fs.simulate([]), "no site"),
     ],
+    ConfigError: [
+        (lambda: fs.register_backbone("pixels", FLAT), "a name of the product"),
+        (lambda: fs.simulate(3, test=Pairs(20)), "data of your own"),
+        (lambda: fs.simulate([Pairs(9)], data=Pairs(9)), "both hold records"),
+        (lambda: fs.simulate(3, backbone=FLAT), "as 'python:package.module:function'"),
+        (lambda: fs.simulate(3, backbone="own"), "give the module"),
+        (lambda: fs.simulate(0), "at least one"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "why"),
+    [(call, error, why) for error, rows in WRONG.items() for call, why in rows],
 )
 def test_what_does_not_fit_is_named(
     call: Callable[[], Any], error: type[FedSurrogateError], why: str

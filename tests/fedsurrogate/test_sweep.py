@@ -32,12 +32,8 @@ def test_a_sweep_gives_what_single_runs_give(
     found = fs.sweep(
         SITES, grid={"method": ["fedpft", "average"]}, seeds=[0, 1], output_dir=tmp_path, **QUICK
     )
-    assert [(row["method"], row["seed"]) for row in found.rows] == [
-        ("fedpft", 0),
-        ("fedpft", 1),
-        ("average", 0),
-        ("average", 1),
-    ]
+    order = [(row["method"], row["seed"]) for row in found.rows]
+    assert order == [(name, seed) for name in ("fedpft", "average") for seed in (0, 1)]
     for row in found.rows[1::2]:
         alone = fs.simulate(
             SITES, method=row["method"], seed=row["seed"], output_dir=tmp_path, **QUICK
@@ -67,9 +63,8 @@ def test_a_failed_run_is_a_row_with_its_reason_and_the_others_go_on(
 
     monkeypatch.setattr(fedsurrogate.server_app.deployment.local_engine, "federate", breaks_once)
     grid = {"epsilon": [0.0, 2.0], "method": ["average"]}
-    found = fs.sweep(
-        SITES, grid=grid, seeds=[0, 1], delta=1e-5, output_dir=tmp_path, progress=False
-    )
+    own: dict[str, Any] = {"delta": 1e-5, "output_dir": tmp_path, "progress": False}
+    found = fs.sweep(SITES, grid=grid, seeds=[0, 1], **own)
     broken, fine, *refused = found.rows
     assert broken["error"] == "MemoryError: no memory"
     assert fine["accuracy"] > 0.8, "epsilon 0 takes no delta"
@@ -107,30 +102,17 @@ def test_wrong_data_are_refused_before_any_run(tmp_path: Path) -> None:
 def test_the_command_prints_one_table_and_fails_if_a_run_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [
-        "sweep",
-        "--sites",
-        2,
-        "--seeds",
-        1,
-        "-g",
-        'method=["ensemble", "average"]',
-        "-g",
-        "head.min-steps=[20]",
-    ]
-    words += ["-c", f'head.epochs=1 output-dir="{tmp_path}"']
+    words = ["sweep", "--sites", 2, "--seeds", 1, "-c", f'head.epochs=1 output-dir="{tmp_path}"']
+    words += ["-g", 'method=["ensemble", "average"]', "-g", "head.min-steps=[20]"]
     assert coordinator(monkeypatch, *words) == 0
     printed = capsys.readouterr()
-    assert all(
-        word in printed.out for word in ("method", "ensemble", "average", "%", "rows", "plot")
-    )
+    for word in ("method", "ensemble", "average", "%", "rows", "plot"):
+        assert word in printed.out
     assert "2 of 2: method=average" in printed.err
     (rows,), (picture,) = list(tmp_path.glob("sweep-*.json")), list(tmp_path.glob("sweep-*.png"))
     assert (len(json.loads(rows.read_text())), picture.stem) == (2, rows.stem)
-    assert (
-        coordinator(monkeypatch, *words, "--json", "-g", "epsilon=[0.0, 1.0]", "-c", "delta=1e-5")
-        == 1
-    )
+    more = ("--json", "-g", "epsilon=[0.0, 1.0]", "-c", "delta=1e-5")
+    assert coordinator(monkeypatch, *words, *more) == 1
     printed = capsys.readouterr()
     assert [bool(row["error"]) for row in json.loads(printed.out)] == [False, True, False, True]
     assert "2 of 4 runs failed" in printed.err
@@ -166,21 +148,12 @@ def test_a_plot_has_lines_with_intervals_over_what_is_asked_for() -> None:
 
 
 def test_a_sweep_over_numbers_of_sites_computes_features_once(tmp_path: Path) -> None:
-    data = (X[:300], Y[:300])
-    found = fs.sweep(
-        3,
-        data=data,
-        grid={"sites": [2, 5], "partition": ["iid"]},
-        seeds=1,
-        covariance="gram",
-        output_dir=tmp_path,
-        progress=False,
-    )
+    data, grid = (X[:300], Y[:300]), {"sites": [2, 5], "partition": ["iid"]}
+    own: dict[str, Any] = {"covariance": "gram", "output_dir": tmp_path, "progress": False}
+    found = fs.sweep(3, data=data, grid=grid, seeds=1, **own)
     assert not found.failed
-    used = [
-        json.loads((Path(row["folder"]) / "metrics.json").read_text())["sites"]["used"]
-        for row in found.rows
-    ]
+    folders = [Path(row["folder"]) for row in found.rows]
+    used = [json.loads((each / "metrics.json").read_text())["sites"]["used"] for each in folders]
     assert used == [2, 5]
     assert found.plot(over="sites").axes[0].get_xlabel() == "sites"
     with pytest.raises(ConfigError, match="numbers of sites that share data"):

@@ -27,6 +27,7 @@ from pathlib import Path
 import psutil
 
 from deploy import environment
+from tests.children import ran
 
 ROOT = Path(__file__).resolve().parents[2]
 # Tests that see the machine: files and their modes, processes, signals, commands, text, packages.
@@ -372,9 +373,7 @@ def missing(place: Place) -> str:
         return "needs root"
     if place.python:
         code = "import sys, venv; print(*sys.version_info[:2])"
-        done = subprocess.run(
-            [place.python, "-c", code], capture_output=True, text=True, check=False
-        )
+        done = ran([place.python, "-c", code])
         if done.returncode or done.stdout.split() != [str(each) for each in sys.version_info[:2]]:
             return (
                 f"{place.python} is no Python {sys.version_info[0]}.{sys.version_info[1]} with venv"

@@ -236,6 +236,9 @@ UNREADABLE: Flat = {
         "dpcvae.clip": 1e9,
     },
 }
+EPSILON: Flat = {"epsilon": 1.0, "delta": 1e-5}
+SUMMED: Flat = {"method": "fedavg", "secure-aggregation": True, "classes": "a,b"}
+NUMBER: Flat = {"task": "regression", "target-range": "0,1"}
 # Keys that subjects vary.
 OF_SUBJECTS = ("method", "secure-aggregation", "counting.kind")
 # Settings that no method supports, or that cannot be read: only the text of the refusal is pinned.
@@ -256,7 +259,7 @@ WRONG: tuple[Flat, ...] = (
     {"epsilon": 1.0},
     {"delta": 1e-5},
     {"epsilon": 1.0, "delta": 0.02},
-    {"epsilon": 1.0, "delta": 1e-5, "fedpft.privacy": "none"},
+    EPSILON | {"fedpft.privacy": "none"},
     {
         "epsilon": 0.5,
         "delta": 1e-5,
@@ -265,9 +268,9 @@ WRONG: tuple[Flat, ...] = (
         "defence": "screen",
     },
     {"epsilon": 50.0, "delta": 1e-5, "fedpft.privacy": "theorem-4.1", "fedpft.covariance": "diag"},
-    {"epsilon": 1.0, "delta": 1e-5, "fedpft.components": 2, "defence": "harm"},
-    {"epsilon": 1.0, "delta": 1e-5, "data": "imagefolder"},
-    {"epsilon": 1.0, "delta": 1e-5, "data": "dicom", "backbone": "pixels:rgb"},
+    EPSILON | {"fedpft.components": 2, "defence": "harm"},
+    EPSILON | {"data": "imagefolder"},
+    EPSILON | {"data": "dicom", "backbone": "pixels:rgb"},
     {"method": "psg", "epsilon": 1.0, "delta": 1e-5, "fedlap.mse-weight": 0.1},
     {
         "method": "dp-fedavg",
@@ -279,14 +282,9 @@ WRONG: tuple[Flat, ...] = (
     {"method": "dpcvae", "epsilon": 1.0, "delta": 1e-5, "dpcvae.noise-multiplier": 0.2},
     {"method": "fedavg", "fedavg.noise-multiplier": 1.0},
     {"method": "fedavg", "secure-aggregation": True},
-    {"method": "fedavg", "secure-aggregation": True, "classes": "a,b", "max-share": 2.0},
-    {"method": "fedavg", "secure-aggregation": True, "classes": "a,b", "resume": "runs/x"},
-    {
-        "method": "fedavg",
-        "secure-aggregation": True,
-        "classes": "a,b",
-        "secure-aggregation-records": 10**9,
-    },
+    SUMMED | {"max-share": 2.0},
+    SUMMED | {"resume": "runs/x"},
+    SUMMED | {"secure-aggregation-records": 10**9},
     {"secure-aggregation": True, "fedpft.topology": "chain", "fedpft.seal": True},
     {"fedpft.seal": True},
     {"partition": "column"},
@@ -302,11 +300,11 @@ WRONG: tuple[Flat, ...] = (
     },
     {"task": "survival"},
     {"task": "survival", "horizon": 3.0, "time-column": "months"},
-    {"task": "regression", "target-range": "0,1", "method": "fedrep"},
-    {"task": "regression", "target-range": "0,1", "classes": CLASSES},
-    {"task": "regression", "target-range": "0,1", "partition": "classes"},
-    {"task": "regression", "target-range": "0,1", "fedpft.covariance": "diag"},
-    {"task": "regression", "target-range": "0,1", "value-columns": "age,sex", "bins": 3},
+    NUMBER | {"method": "fedrep"},
+    NUMBER | {"classes": CLASSES},
+    NUMBER | {"partition": "classes"},
+    NUMBER | {"fedpft.covariance": "diag"},
+    NUMBER | {"value-columns": "age,sex", "bins": 3},
     {"task": "regression", "target-range": "0,1;0,1;0,1", "value-columns": "age,sex"},
     *({"counting.kind": kind} for kind in ("evaluation", "survey")),
     {"counting.kind": "evaluation", "classes": CLASSES},

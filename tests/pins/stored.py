@@ -15,7 +15,6 @@ import contextlib
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -27,6 +26,7 @@ from safetensors.torch import save_file
 
 from fedsurrogate.client_app.governance.budget import Budget, spent
 from fedsurrogate.client_app.governance.ledger import CheckLog, Ledger
+from tests.children import ran
 from tests.grid import ROOT, InProcessGrid, NodeConfig, run_federation, run_folders
 
 STORED = Path(__file__).parent / "stored"
@@ -166,19 +166,10 @@ def _interrupted(home: Path, requests: int, settings: dict[str, Any]) -> Path:
 
 def command(home: Path, *words: str) -> str:
     """Run `coordinator ...` or `site ...` in `home`, and return its output."""
-    module = {
-        "coordinator": "fedsurrogate.server_app.cli.main",
-        "site": "fedsurrogate.client_app.cli.main",
-    }[words[0]]
+    app = {"coordinator": "server_app", "site": "client_app"}[words[0]]
+    module = f"fedsurrogate.{app}.cli.main"
     environment = os.environ | {"PYTHONPATH": str(ROOT), "HOME": str(home), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", module, *words[1:]],
-        cwd=home,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = ran([sys.executable, "-m", module, *words[1:]], cwd=home, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -198,28 +189,11 @@ def _hospital(home: Path, out: Path) -> dict[str, Any]:
         command(home, "site", "offline", "key", "--node-config", node)
     )
     for number in (1, 2):
-        command(
-            home,
-            "coordinator",
-            "offline",
-            "request",
-            "certificates",
-            "--out",
-            f"{number}.json",
-            "-c",
-            BY_FILE,
-        )
-        command(
-            home,
-            "site",
-            "offline",
-            "release",
-            f"{number}.json",
-            "--out",
-            f"{number}.bundle",
-            "--node-config",
-            node,
-        )
+        request, bundle = f"{number}.json", f"{number}.bundle"
+        asks = ("offline", "request", "certificates", "--out", request, "-c", BY_FILE)
+        command(home, "coordinator", *asks)
+        gives = ("offline", "release", request, "--out", bundle, "--node-config", node)
+        command(home, "site", *gives)
     shutil.copy(home / "2.json", out / "exchange" / "request.json")
     shutil.copy(home / "2.bundle", out / "exchange" / "north.bundle")
     federate(home, InProcessGrid(nodes(home, POLICY)), **FAST, **SAMPLED)
@@ -265,18 +239,8 @@ def write(out: Path) -> None:
             shutil.copytree(run, out / name)
         expected = _hospital(hospital, out)
     (out / "site" / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
-    last = [
-        "git",
-        "log",
-        "-1",
-        "--format=%H",
-        "--",
-        "common",
-        "client_app",
-        "strategies",
-        "server_app",
-    ]
-    commit = subprocess.run(last, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    rooms = ("common", "client_app", "strategies", "server_app")
+    commit = ran(["git", "log", "-1", "--format=%H", "--", *rooms], cwd=ROOT, check=True).stdout
     (out / "commit.txt").write_text(commit)
 
 

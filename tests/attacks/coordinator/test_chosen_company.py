@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedsurrogate.common.secure_aggregation.rules import SumRules
-from fedsurrogate.common.wire import surrogate_proto
-from tests.attacks.coordinator.test_secure_aggregation import POLICY, open_hospitals
+from tests.attacks.hospitals import POLICY, open_hospitals
 
 SIX = ("a", "b", "c", "d", "e", "victim")
 THIRD = 1 / 3
@@ -27,15 +26,10 @@ def test_two_colluding_sites_of_six_choose_their_company(
     """
     hospitals = open_hospitals(tmp_path, SIX)
     limits = POLICY.replace("smallest-colluding = 0.0", f"smallest-sum = {smallest}")
-    (tmp_path / "victim" / "policy.toml").write_text(limits)
+    hospitals.policy(limits, "victim")
     hospitals.settings |= {"colluding": THIRD, "dropouts": 0.0}
     members = hospitals.keys((*SIX[: summed - 1], "victim"))
-    assert (
-        hospitals.status(
-            "victim", "query.sum_shares", surrogate_proto.pack_members(members.values())
-        )
-        == answer
-    )
+    assert hospitals.offer("victim", members.values()) == answer
 
 
 @pytest.mark.parametrize("colluding", [1, 2, 3, 5, 10])

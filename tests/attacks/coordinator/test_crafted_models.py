@@ -17,15 +17,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.models.parameters import by_name
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.secure_aggregation.protocol import unmask
-from fedsurrogate.common.secure_aggregation.rules import numbers_of, rules_of
-from fedsurrogate.common.secure_aggregation.secrets import unpack_words
-from fedsurrogate.common.wire import surrogate_proto
+from fedsurrogate.common.secure_aggregation.rules import numbers_of
 from fedsurrogate.strategies.base.training import Training
-from tests.attacks.coordinator.test_secure_aggregation import (
+from tests.attacks.hospitals import (
     CLASSES,
     NAMES,
     PLAIN,
@@ -34,7 +30,6 @@ from tests.attacks.coordinator.test_secure_aggregation import (
     Hospitals,
     open_hospitals,
 )
-from tests.grid import confirm
 
 WIDTH, DIMENSION = 1000, 6
 STEP: dict[str, Any] = PLAIN | {
@@ -56,11 +51,7 @@ def hospitals(tmp_path: Path) -> Hospitals:
 
 
 def allow(hospitals: Hospitals, allowed: bool) -> None:
-    for name in NAMES:
-        (hospitals.folder / name / "policy.toml").write_text(
-            POLICY.replace(WORD, "") + WORD * allowed
-        )
-        confirm(hospitals.nodes[name])
+    hospitals.policy(POLICY if allowed else POLICY.replace(WORD, ""))
 
 
 def crafted(settings: dict[str, Any]) -> Training:
@@ -80,26 +71,9 @@ def crafted(settings: dict[str, Any]) -> Training:
 
 def stolen(hospitals: Hospitals) -> list[torch.Tensor]:
     """Records that one round shows, without the sites' mean and scale."""
-    training = crafted(hospitals.settings)
-    payload, run = training.payload(), parse_run(hospitals.settings)
-    members = hospitals.keys()
-    listed = surrogate_proto.pack_members(members.values(), surrogate_proto.map_digest(payload))
-    dealt, vectors = {}, {}
-    for site in NAMES:
-        reply, _ = hospitals.ask(site, "query.sum_shares", listed)
-        dealt[site] = surrogate_proto.unpack_dealt(reply or b"")
-    for site in NAMES:
-        delivery = surrogate_proto.pack_delivery(dealt.values(), site, payload)
-        reply, _ = hospitals.ask(site, "train", delivery, round=1)
-        vectors[site] = unpack_words(pb.MaskedSum.FromString(reply or b"").numbers)
-    signatures, revealed = hospitals.signatures(NAMES), {}
-    for site in NAMES:
-        reply, _ = hospitals.ask(
-            site, "query.sum_open", surrogate_proto.pack_list(NAMES, signatures)
-        )
-        revealed[site] = surrogate_proto.unpack_revealed(reply or b"")
-    rules = rules_of(run.settings, len(NAMES))
-    total = unmask(vectors, dealt, members, revealed, rules)
+    training, run = crafted(hospitals.settings), parse_run(hospitals.settings)
+    total = hospitals.total(NAMES, public=training.payload(), round=1)
+    assert total is not None
     count = sum(tensor.numel() for tensor in training.model.values())
     update = numbers_of(run.plan, run.settings, len(NAMES))["update"].decode(total[1 : 1 + count])
     moved = by_name(update, training.shapes())
@@ -127,8 +101,7 @@ def test_a_model_made_for_it_takes_records_out_of_an_exact_sum(hospitals: Hospit
 
 def test_the_default_policy_refuses_exact_sums_at_a_model(hospitals: Hospitals) -> None:
     allow(hospitals, False)
-    hospitals.name = "0" * 32
-    if hospitals.status("north", "query.hello") == "ok":
+    if hospitals.hello("north") == "ok":
         pytest.fail(f"one round shows {shown(hospitals)} records")
     assert "exact-sums-at-models" in hospitals.log("north")
 
@@ -152,26 +125,18 @@ OF_RECORDS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", [*OF_MODELS, *OF_RECORDS])
 def test_what_is_computed_at_a_model_needs_the_word(hospitals: Hospitals, name: str) -> None:
-    held_out = {"held-out-dir": hospitals.nodes["north"]["data-dir"]}
-    hospitals.nodes["north"] = hospitals.nodes["north"] | held_out
+    hospitals.nodes["north"]["held-out-dir"] = hospitals.nodes["north"]["data-dir"]
     hospitals.settings = PLAIN | (OF_MODELS | OF_RECORDS)[name]
     for allowed in (False, True):
         allow(hospitals, allowed)
-        hospitals.name = f"{int(allowed):032x}"
         expected = "ok" if allowed or name in OF_RECORDS else "policy"
-        assert hospitals.status("north", "query.hello") == expected, hospitals.log("north")
+        assert hospitals.hello("north") == expected, hospitals.log("north")
 
 
 def test_the_word_for_exact_counts_is_enough_for_counts(hospitals: Hospitals) -> None:
     """It says itself what they show."""
-    allow(hospitals, False)
-    policy = hospitals.folder / "north" / "policy.toml"
-    without = policy.read_text()
-    held_out = {"held-out-dir": hospitals.nodes["north"]["data-dir"]}
-    hospitals.nodes["north"] = hospitals.nodes["north"] | held_out
+    hospitals.nodes["north"]["held-out-dir"] = hospitals.nodes["north"]["data-dir"]
     hospitals.settings = PLAIN | OF_MODELS["evaluation"]
     for named, expected in (("survey", "policy"), ("evaluation", "ok")):
-        policy.write_text(without + f'exact-counts = "{named}"\n')
-        confirm(hospitals.nodes["north"])
-        hospitals.name = f"{len(named):032x}"
-        assert hospitals.status("north", "query.hello") == expected
+        hospitals.policy(POLICY.replace(WORD, "") + f'exact-counts = "{named}"\n', "north")
+        assert hospitals.hello("north") == expected

@@ -24,8 +24,10 @@ from PIL import Image
 
 from fedsurrogate.client_app.diagnostics.site_checks import check_isolation
 from fedsurrogate.server_app.deployment.federation import make_federation, superlink_here
-from fedsurrogate.server_app.deployment.submit import APP_FOLDER, PACKED, stop_process
+from fedsurrogate.server_app.deployment.submit import APP_FOLDER, stop_process
 from tests import documents
+from tests.attacks.coordinator.test_sent_code import changed_app
+from tests.children import ran
 from tests.documents import BETWEEN_MACHINES, ONE_MACHINE
 from tests.e2e.processes import (
     BIN,
@@ -196,15 +198,7 @@ class Deployment:
     ) -> subprocess.CompletedProcess[str]:
         """Run a command as a user would."""
         shell = ["bash", "-c", line]
-        return subprocess.run(
-            shell,
-            cwd=cwd or self.home,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=seconds,
-            check=False,
-        )
+        return ran(shell, cwd=cwd or self.home, env=self.environment, timeout=seconds)
 
     def end_hospitals(self) -> None:
         """Press Ctrl-C at the hospitals: they end, and so do all processes that they started."""
@@ -277,13 +271,9 @@ class Theft:
         module.
         """
         theft = cls(folder / "app", folder / "trace", folder / "answers")
-        theft.app.mkdir(parents=True)
-        for file in ("pyproject.toml", "README.md", "LICENSE"):
-            shutil.copy(APP_FOLDER / file, theft.app)
-        for room in (*PACKED, "fedsurrogate"):
-            ignored = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(APP_FOLDER / room, theft.app / room, symlinks=True, ignore=ignored)
-        (theft.app / "client_app" / "app.py").write_text(theft.site_half(home))
+        changed_app(
+            theft.app, lambda app: (app / "client_app" / "app.py").write_text(theft.site_half(home))
+        )
         return theft
 
     def site_half(self, home: Path) -> str:
@@ -370,18 +360,10 @@ def assert_a_bare_supernode_starts_it(running: Deployment, theft: Theft) -> None
     """The same app does read the file if a SuperNode runs without isolation, so the tests above can
     fail.
     """
-    command = [
-        str(BIN / "flower-supernode"),
-        "--insecure",
-        "--superlink",
-        f"127.0.0.1:{running.replace['9092']}",
-    ]
-    command += [
-        "--clientappio-api-address",
-        f"127.0.0.1:{running.replace['9094']}",
-        "--node-config",
-        'data="digits"',
-    ]
+    ports = running.replace
+    command = [str(BIN / "flower-supernode"), "--insecure", "--node-config", 'data="digits"']
+    command += ["--superlink", f"127.0.0.1:{ports['9092']}"]
+    command += ["--clientappio-api-address", f"127.0.0.1:{ports['9094']}"]
     with (running.home / "bare.txt").open("w") as log:
         node = subprocess.Popen(
             command, env=running.environment, stdout=log, stderr=subprocess.STDOUT
@@ -391,11 +373,9 @@ def assert_a_bare_supernode_starts_it(running: Deployment, theft: Theft) -> None
         assert [PATIENTS in reply for reply in theft.result()["replies"]] == [True, True]
         assert {path.name for path in theft.trace.iterdir()} == {"imported", "called"}
         seen = check_isolation()
-        assert (seen.state, str(node.pid) in seen.found, "site join" in seen.remedy) == (
-            "FAIL",
-            True,
-            True,
-        )
+        assert seen.state == "FAIL"
+        assert str(node.pid) in seen.found
+        assert "site join" in seen.remedy
     finally:
         stop_process(node.pid)
 

@@ -10,15 +10,8 @@ from typing import Any
 import pytest
 
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.wire import surrogate_proto
 from fedsurrogate.strategies.base.training import Training
-from tests.attacks.coordinator.test_secure_aggregation import (
-    CLASSES,
-    NAMES,
-    PLAIN,
-    Hospitals,
-    open_hospitals,
-)
+from tests.attacks.hospitals import CLASSES, NAMES, PLAIN, Hospitals, open_hospitals
 
 DPCVAE = {"method": "dpcvae", "dpcvae.rounds": 2}
 
@@ -34,16 +27,8 @@ def first_round(hospitals: Hospitals, classes: tuple[str, ...]) -> str:
     """
     training = Training.begin(parse_run(hospitals.settings), classes, "f" * 16, 6)
     model = training.payload()
-    listed = surrogate_proto.pack_members(
-        hospitals.keys().values(), surrogate_proto.map_digest(model)
-    )
-    delivered = []
-    for name in NAMES:
-        payload, _ = hospitals.ask(name, "query.sum_shares", listed)
-        assert payload is not None
-        delivered.append(surrogate_proto.unpack_dealt(payload))
-    sent = surrogate_proto.pack_delivery(delivered, "north", model)
-    return hospitals.status("north", "train", sent, round=1, lineage=training.lineage, confirmed=0)
+    dealt = hospitals.dealt(public=model).values()
+    return hospitals.deliver("north", dealt, model, round=1, lineage=training.lineage, confirmed=0)
 
 
 @pytest.mark.parametrize("settings", [{"method": "fedavg"}, {"method": "fedsgd"}, DPCVAE])

@@ -101,17 +101,20 @@ class World:
         pinned: str | None = None,
     ) -> Path:
         out = out or f"h{index}.bundle"
-        self.site(
-            "offline",
-            "release",
-            request,
-            "--out",
-            out,
-            "--node-config",
-            self.node(index, pinned),
-            code=code,
-        )
+        own = self.node(index, pinned)
+        self.site("offline", "release", request, "--out", out, "--node-config", own, code=code)
         return self.folder / out
+
+    def refused(self, why: str, request: str = "r.json", pinned: str | None = None) -> None:
+        """The first site answers a request with this error, and does no work."""
+        assert not self.release(0, request, code=1, pinned=pinned).exists()
+        assert re.search(why, self.wrong)
+        assert self.untouched(0)
+
+    @property
+    def key(self) -> bytes:
+        """The coordinator's."""
+        return (self.folder / "certificates" / "coordinator.key").read_bytes()
 
     def keys(self, *indices: int) -> None:
         lines = (
@@ -271,18 +274,15 @@ CHANGES: dict[str, Callable[[str], str]] = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_request_changed_on_its_way_is_refused_before_any_work(world: World, change: str) -> None:
     rewritten(world.request(settings=PRIVATE), CHANGES[change])
-    assert not world.release(0, code=1).exists()
-    assert "changed on its way" in world.wrong
-    assert world.untouched(0)
+    world.refused("changed on its way")
 
 
 def test_a_request_without_a_signature_is_refused_before_any_work(world: World) -> None:
     request = world.request()
     body = request.read_bytes().partition(b"\n")[2]
     whole = Request("ab54a98ceb1f0ad2", SETTINGS, None)
-    key = (world.folder / "certificates" / "coordinator.key").read_bytes()
     # The coordinator's key, but for another purpose.
-    other = FIRST_LINE.encode() + sign(body, key, b"bundle").hex().encode() + b"\n" + body
+    other = FIRST_LINE.encode() + sign(body, world.key, b"bundle").hex().encode() + b"\n" + body
     for content in (
         other,
         body,
@@ -291,18 +291,14 @@ def test_a_request_without_a_signature_is_refused_before_any_work(world: World) 
         whole.signed(new_key()),
     ):
         request.write_bytes(content)
-        assert not world.release(0, code=1).exists()
-        assert re.search("no request of|another coordinator", world.wrong)
-    assert world.untouched(0)
+        world.refused("no request of|another coordinator")
 
 
 def test_a_site_that_pins_no_key_answers_no_request(world: World, tmp_path: Path) -> None:
     world.request()
-    assert not world.release(0, code=1, pinned="").exists()
-    assert "set coordinator-key to the output of `coordinator sites key`" in world.wrong
+    world.refused("set coordinator-key to the output of `coordinator sites key`", pinned="")
     for pinned in ("ab" * 64, "ab" * 63, str(tmp_path / "nowhere.pub"), str(tmp_path)):
-        assert not world.release(0, code=1, pinned=pinned).exists()
-    assert world.untouched(0)
+        world.refused("", pinned=pinned)
     assert world.release(0, pinned="certificates/coordinator.pub").exists()
 
 
@@ -311,15 +307,13 @@ def test_a_site_that_pins_no_key_answers_no_request(world: World, tmp_path: Path
     ["../../etc/x", "x" * 16, "AB54A98CEB1F0AD2", "ab54", "ab54a98ceb1f0ad2\n", "", 7, None],
 )
 def test_an_id_of_another_form_is_refused_though_it_is_signed(world: World, wrong: Any) -> None:
-    request, key = world.request(), (world.folder / "certificates" / "coordinator.key").read_bytes()
+    request = world.request()
     honest = read_request(request, None)
     with pytest.raises(ConfigError, match="16 hexadecimal digits"):
         replace(honest, id=wrong)
     object.__setattr__(honest, "id", wrong)
-    request.write_bytes(honest.signed(key))
-    assert not world.release(0, code=1).exists()
-    assert "16 hexadecimal digits" in world.wrong
-    assert world.untouched(0)
+    request.write_bytes(honest.signed(world.key))
+    world.refused("16 hexadecimal digits")
 
 
 def test_a_request_is_answered_once(world: World) -> None:
@@ -353,39 +347,33 @@ def test_a_request_stays_answered_when_a_person_reopens_the_ledger(world: World,
             Image.new("L", (8, 8), 40 * number + ord(name[0]) % 9).save(
                 world.folder / f"images/{name}/{number}.png"
             )
-    own = (
-        'site="h" data="imagefolder" data-dir="images" state-dir="state" cache-dir="cache" '
-        'check-log-dir="check-log"'
-    )
-    own += f' coordinator-key="{world.pinned}"'
+    folders = 'data-dir="images" state-dir="state" cache-dir="cache" check-log-dir="check-log"'
+    own = f'site="h" data="imagefolder" {folders} coordinator-key="{world.pinned}"'
+    there = ("--node-config", own)
     world.request(settings=IMAGES)
-    world.site("ledger", "open", "--yes", "--node-config", own)
-    world.site("offline", "release", "r.json", "--out", "first.bundle", "--node-config", own)
+    world.site("ledger", "open", "--yes", *there)
+    world.site("offline", "release", "r.json", "--out", "first.bundle", *there)
     for _ in range(2):
         if loss == "damaged":
             (file,) = (world.folder / "state" / "ledgers").glob("*.jsonl")
             file.write_bytes(file.read_bytes().replace(b'"release"', b'"relapse"') + b"\xff\n")
         if loss == "state-dir":
             shutil.rmtree(world.folder / "state")
-        world.site(
-            "ledger", "reopen", "--reason", "x", "--epsilon-spent", "0.5", "--node-config", own
-        )
-        world.site(
-            "offline", "release", "r.json", "--out", "second.bundle", "--node-config", own, code=1
-        )
+        world.site("ledger", "reopen", "--reason", "x", "--epsilon-spent", "0.5", *there)
+        world.site("offline", "release", "r.json", "--out", "second.bundle", *there, code=1)
         assert "was answered" in world.wrong
         assert not (world.folder / "second.bundle").exists()
     world.request("new.json", IMAGES)
-    world.site("offline", "release", "new.json", "--out", "second.bundle", "--node-config", own)
+    world.site("offline", "release", "new.json", "--out", "second.bundle", *there)
 
 
 def test_an_expired_request_is_refused_before_any_work(world: World) -> None:
-    request, key = world.request(), (world.folder / "certificates" / "coordinator.key").read_bytes()
+    request = world.request()
     assert read_request(request, None).expires
-    request.write_bytes(replace(read_request(request, None), expires="2020-02-29").signed(key))
-    assert not world.release(0, code=1).exists()
-    assert "expired on 2020-02-29" in world.wrong
-    assert world.untouched(0)
+    request.write_bytes(
+        replace(read_request(request, None), expires="2020-02-29").signed(world.key)
+    )
+    world.refused("expired on 2020-02-29")
     for wrong in ("2021-02-29", "20200229", "soon", "2020-02-29T00:00"):
         with pytest.raises(ConfigError, match="must be a date"):
             replace(read_request(request, None), expires=wrong)
@@ -407,16 +395,11 @@ def test_a_bundle_for_other_settings_under_the_same_id_does_not_count(world: Wor
 
 
 def test_what_is_read_of_a_request_is_bounded(world: World) -> None:
-    for name in ("large", "zero"):
-        file = world.folder / name
-        if name == "large":
-            file.write_bytes(
-                b"fedsurrogate-request 2 " + b"0" * 128 + b"\n" + bytes(LARGEST_REQUEST)
-            )
-        else:
-            file.symlink_to("/dev/zero")
-        assert not world.release(0, name, code=1).exists()
-        assert {"large": "larger than the limit", "zero": "it is no file"}[name] in world.wrong
+    head = b"fedsurrogate-request 2 " + b"0" * 128 + b"\n"
+    (world.folder / "large").write_bytes(head + bytes(LARGEST_REQUEST))
+    (world.folder / "zero").symlink_to("/dev/zero")
+    for name, why in (("large", "larger than the limit"), ("zero", "it is no file")):
+        world.refused(why, name)
     with pytest.raises(ConfigError, match="sites read at most"):
         Request("ab54a98ceb1f0ad2", {}, bytes(LARGEST_REQUEST)).signed(new_key())
     with pytest.raises(ConfigError, match="at most 1000"):

@@ -39,20 +39,14 @@ def approved(content: dict[str, Any]) -> str:
 @pytest.fixture
 def gate(tmp_path: Path) -> Gate:
     """The gate of a hospital that answers signed runs only."""
-    (tmp_path / "policy.toml").write_text(
-        "require-approval = 1\nwithout-dp = true\nmechanisms = ['*']\n"
-    )
+    rules = "require-approval = 1\nwithout-dp = true\nmechanisms = ['*']\n"
+    (tmp_path / "policy.toml").write_text(rules)
     (tmp_path / "approvers.toml").write_text(f'"Ada" = "{public_key(KEY).hex()}"\n')
-    node = {
-        "site": "north",
-        "data": "safetensors",
-        "data-dir": str(tmp_path / "data"),
-        "state-dir": str(tmp_path / "state"),
-        "check-log-dir": str(tmp_path / "check-log"),
-        "policy": str(tmp_path / "policy.toml"),
-    }
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "train.safetensors").touch()
+    node = {"site": "north", "data": "safetensors", "policy": str(tmp_path / "policy.toml")}
+    for name in ("data", "state", "check-log"):
+        node[f"{name}-dir"] = str(tmp_path / name)
     own = open_gate(parse_node_config(node), "safetensors", "7")
     own.ledger.open()
     return own
@@ -68,10 +62,8 @@ def test_a_run_that_sends_the_whole_second_moment_is_not_the_one_of_rank_64_that
     signed = approved(THIN)
     proposed, other = started(signed, THIN), started(signed, {**THIN, "max-payload-mib": 256})
     forms = [form_of(run.settings, DIMENSION) for run in (proposed, other)]
-    assert [(form.family, form.rank, form.bits) for form in forms] == [
-        ("lowrank", 64, 8),
-        ("gram", 16, 16),
-    ]
+    found = [(form.family, form.rank, form.bits) for form in forms]
+    assert found == [("lowrank", 64, 8), ("gram", 16, 16)]
     gate.check_request(proposed)
     with pytest.raises(PolicyError, match="allows something else"):
         gate.check_request(other)

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
-from flwr.proto.message_pb2 import ObjectTree
+from flwr.proto.message_pb2 import Message, ObjectTree
 
 from fedsurrogate.common.flower.parts import LARGEST_PROJECT
 from fedsurrogate.common.run import parse_run
@@ -254,27 +254,24 @@ REFUSED: dict[str, Callable[[Attacked], Parts]] = {
     "huge settings": otherwise(classes=",".join(map(str, range(100_000)))),
     "a model of no form": model(os.urandom(1000), "evaluate"),
     "a model that is empty": model(b"\0", "evaluate"),
-    "a request of no kind": lambda site: replace_kind(site.ask(), "query.no-such"),
+    "a request of no kind": lambda site: with_metadata(site.ask(), other_kind),
 }
 
 
-def replace_kind(message: Parts, kind: str) -> Parts:
+def with_metadata(message: Parts, change: Callable[[Any], object]) -> Parts:
+    """The same message with other metadata inside."""
     body = next(each for each in message.contents.values() if each.startswith(b"Message"))
-    from flwr.proto.message_pb2 import Message
-
     inner = Message.FromString(body.partition(b"\0")[2])
-    inner.metadata.message_type = kind
+    change(inner.metadata)
     return message.with_body("Message", inner.SerializeToString())
 
 
-def renamed_run(message: Parts) -> Parts:
-    """The run's id in the message differs from the one that announces it."""
-    from flwr.proto.message_pb2 import Message
+def other_kind(metadata: Any) -> None:
+    metadata.message_type = "query.no-such"
 
-    body = next(each for each in message.contents.values() if each.startswith(b"Message"))
-    inner = Message.FromString(body.partition(b"\0")[2])
-    inner.metadata.run_id += 1000
-    return message.with_body("Message", inner.SerializeToString())
+
+def other_run(metadata: Any) -> None:
+    metadata.run_id += 1000
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -306,7 +303,7 @@ def test_a_replayed_request_is_answered_once(site: Attacked) -> None:
 def test_a_release_is_charged_to_the_run_that_was_announced(site: Attacked) -> None:
     """Whatever run the message itself names; its SuperNode then sends an error in place of it."""
     charged = len(site.hospital.charges())
-    (answer,) = site.answers_to(renamed_run(site.ask()))
+    (answer,) = site.answers_to(with_metadata(site.ask(), other_run))
     new = [each["flower_run"] for each in site.hospital.charges()[charged:]]
     assert new == [str(site.run)]
     assert answer.keys() == {"error"}

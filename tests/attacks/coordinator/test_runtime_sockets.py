@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from fedsurrogate.server_app.deployment.submit import APP_FOLDER, stop_process
+from tests.children import ran
 from tests.e2e.processes import environment, free_ports, ready, site_command, until
 from tests.other_account import as_other_account
 
@@ -72,12 +73,7 @@ def test_the_runtime_api_is_a_socket_of_this_user_alone(side: str, tmp_path: Pat
         assert stat.S_IMODE(socket.stat().st_mode) & 0o077 == 0
         if os.getuid() == 0:
             tmp_path.chmod(0o755)
-            foreign = subprocess.run(
-                as_other_account(CONNECT, str(socket)),
-                capture_output=True,
-                text=True,
-                check=False,
-            )
+            foreign = ran(as_other_account(CONNECT, str(socket)))
             assert "PermissionError" in foreign.stderr
         # A killed process leaves the file; the next one takes its place.
         before = socket.stat().st_ino, socket.stat().st_mtime_ns

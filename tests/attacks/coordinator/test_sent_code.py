@@ -33,6 +33,7 @@ from fedsurrogate.server_app.deployment.submit import (
     flower_environment,
     stop_process,
 )
+from tests.children import ran
 from tests.e2e.processes import (
     BIN,
     Federation,
@@ -133,10 +134,7 @@ def doors(process: psutil.Process, fleet: int) -> list[str]:
 
 def tried_by_another_account(folder: Path, places: list[str]) -> list[str]:
     """What another account could do at these doors, with the files in a folder."""
-    done = subprocess.run(
-        as_other_account(INTRUDER, str(folder), *places),
-        capture_output=True, text=True, timeout=300, check=False, cwd="/",
-    )  # fmt: skip
+    done = ran(as_other_account(INTRUDER, str(folder), *places), timeout=300, cwd="/")
     assert done.returncode == 0, done.stderr
     return list(json.loads(done.stdout))
 
@@ -252,9 +250,7 @@ def test_the_superlink_notes_a_run_that_no_command_of_ours_has_submitted_before_
     command = [str(BIN / "flwr"), "run", str(APP_FOLDER), "local-test", "--run-config", settings]
     log.rename(kept)
     log.mkdir()
-    refused = subprocess.run(
-        command, env=environment(running.home), capture_output=True, text=True, check=False
-    )
+    refused = ran(command, env=environment(running.home))
     log.rmdir()
     kept.rename(log)
     assert "nothing is done" in words(refused)
@@ -322,8 +318,5 @@ def test_a_simulation_opens_nothing_to_another_account_and_takes_no_other_app(
             assert not any(each.startswith("127") for each in doors(link, 0))
             trust = f'[superlink.here]\naddress = "{control}"\ninsecure = true\n'
             Path(folder, "config.toml").write_text(trust)
-            done = subprocess.run(
-                [str(BIN / "flwr"), "run", str(app), "here"],
-                env=settings, capture_output=True, text=True, check=False,
-            )  # fmt: skip
+            done = ran([str(BIN / "flwr"), "run", str(app), "here"], env=settings)
             assert "the app that is installed" in words(done)

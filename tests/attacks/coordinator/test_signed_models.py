@@ -5,7 +5,7 @@ nothing of it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -62,14 +62,8 @@ def send(ran: tuple[NodeConfig, dict[str, Any], SignedModel]) -> Send:
         payload = pack_classifier(model.classifier) if payload is None else payload
         info: Info = {**signed_values(model), **changes, "bytes": len(payload)}
         site = node.model_copy(update={"coordinator_key": pinned})
-        return answer(
-            "evaluation",
-            to_record(payload, info),
-            settings,
-            run or kept.manifest.flower_run,
-            site,
-            node.site,
-        )
+        flower_run = run or kept.manifest.flower_run
+        return answer("evaluation", to_record(payload, info), settings, flower_run, site, node.site)
 
     return sent
 
@@ -79,13 +73,8 @@ def another(kept: SignedModel, flower_run: str = "", key: bytes = KEY) -> Signed
     settings = default_run_config() | FAST | PRIVATE
     head = kept.classifier
     assert isinstance(head, Head)
-    header = Header(
-        "fedpft",
-        kept.manifest.run,
-        "coordinator",
-        kept.manifest.fingerprint,
-        tuple(kept.manifest.classes),
-    )
+    facts = kept.manifest
+    header = Header("fedpft", facts.run, "coordinator", facts.fingerprint, tuple(facts.classes))
     changed = Head(header, head.weight + 1, head.bias, head.clip)
     config = parse_run(settings)
     return make_signed_model(changed, config, None, flower_run or kept.manifest.flower_run, 2, key)
@@ -99,51 +88,55 @@ def files(node: NodeConfig) -> dict[str, bytes]:
     }
 
 
-def test_a_model_whose_manifest_was_changed_is_refused(ran: Any, send: Send) -> None:
+@pytest.fixture
+def model(ran: Any) -> Iterator[SignedModel]:
+    """A model of which the hospital must keep nothing."""
     node, _, kept = ran
-    before, model = files(node), another(kept)
+    before = files(node)
+    yield another(kept)
+    assert files(node) == before
+
+
+def test_a_model_whose_manifest_was_changed_is_refused(model: SignedModel, send: Send) -> None:
     facts = json.loads(model.manifest.signed_bytes())
     facts["privacy"]["epsilon"] = 0.001
     with pytest.raises(SealError):
         send(model, manifest=json.dumps(facts, sort_keys=True, separators=(",", ":")))
-    assert files(node) == before
 
 
-def test_weights_that_were_exchanged_are_refused(ran: Any, send: Send) -> None:
-    node, _, kept = ran
-    before, model = files(node), another(kept)
+def test_weights_that_were_exchanged_are_refused(model: SignedModel, send: Send) -> None:
     head = model.classifier
     assert isinstance(head, Head)
     with pytest.raises(SealError):
         send(model, payload=pack_classifier(Head(head.header, -head.weight, head.bias, head.clip)))
-    assert files(node) == before
 
 
-def test_a_name_that_leaves_the_folder_is_refused_even_when_signed(ran: Any, send: Send) -> None:
-    node, _, kept = ran
-    before, model = files(node), another(kept)
+def test_a_name_that_leaves_the_folder_is_refused_even_when_signed(
+    ran: Any, model: SignedModel, send: Send
+) -> None:
     for name in ("../../smuggled", "/tmp/x", ".hidden", "a/b"):
         facts = json.loads(model.manifest.signed_bytes()) | {"name": name}
         text = json.dumps(facts, sort_keys=True, separators=(",", ":"))
         with pytest.raises(SurrogateError, match="manifest cannot be read"):
             send(model, manifest=text, signature=sign(text.encode(), KEY, PURPOSE).hex())
-    assert files(node) == before
-    assert not list(Path(node.state).rglob("smuggled*"))
+    assert not list(Path(ran[0].state).rglob("smuggled*"))
 
 
-def test_values_that_are_no_model_are_refused_with_a_code(ran: Any, send: Send) -> None:
-    node, _, kept = ran
-    before, model = files(node), another(kept)
-    for changes in (
+@pytest.mark.parametrize(
+    "changes",
+    [
         {"signature": "zz"},
         {"signer": "00"},
         {"manifest": "[]"},
         {"gaussians": "!"},
         {"signature": "ab"},
-    ):
-        with pytest.raises(FedSurrogateError):
-            send(model, **changes)
-    assert files(node) == before
+    ],
+)
+def test_values_that_are_no_model_are_refused_with_a_code(
+    model: SignedModel, send: Send, changes: dict[str, str]
+) -> None:
+    with pytest.raises(FedSurrogateError):
+        send(model, **changes)
 
 
 def test_a_pinned_site_keeps_no_model_of_another_key_and_its_reply_is_the_same(

@@ -18,25 +18,11 @@ from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.surrogates import Header
-from fedsurrogate.common.wire import surrogate_proto
 from fedsurrogate.common.wire.model_proto import pack_classifier
-from tests.attacks.coordinator.test_secure_aggregation import (
-    CLASSES,
-    NAMES,
-    PLAIN,
-    POLICY,
-    Hospitals,
-    open_hospitals,
-)
-from tests.grid import confirm
+from tests.attacks.hospitals import CLASSES, NAMES, PLAIN, POLICY, Hospitals, open_hospitals
 
-SURVEY = {
-    "counting.kind": "survey",
-    "secure-aggregation": True,
-    "classes": CLASSES,
-    "dropouts": 0.2,
-    "colluding": 0.0,
-}
+SURVEY = PLAIN | {"counting.kind": "survey"}
+del SURVEY["fedpft.covariance"]
 
 
 @pytest.fixture
@@ -46,19 +32,12 @@ def hospitals(tmp_path: Path) -> Hospitals:
 
 def policy(hospitals: Hospitals, smallest_class: int, smallest_cell: int) -> None:
     limits = f"smallest-class = {smallest_class}\nsmallest-cell = {smallest_cell}\n"
-    for name in NAMES:
-        (hospitals.folder / name / "policy.toml").write_text(
-            POLICY.replace("smallest-class = 1\n", limits)
-        )
-        confirm(hospitals.nodes[name])
+    hospitals.policy(POLICY.replace("smallest-class = 1\n", limits))
 
 
 def released(hospitals: Hospitals, settings: dict[str, Any]) -> str:
     hospitals.settings = settings
-    dealt = hospitals.shares(hospitals.keys())
-    return hospitals.status(
-        "north", "train", surrogate_proto.pack_delivery(dealt.values(), "north")
-    )
+    return hospitals.deliver("north", hospitals.dealt().values())
 
 
 def test_training_and_a_survey_leave_out_the_same_classes(hospitals: Hospitals) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,25 +21,12 @@ from fedsurrogate.client_app.governance import release
 from fedsurrogate.client_app.governance.ledger import Ledger
 from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.client_app.offline.keys import private_key
-from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.errors import LedgerError
-from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.secure_aggregation.protocol import check_revealed, unmask
-from fedsurrogate.common.secure_aggregation.rules import rules_of
-from fedsurrogate.common.secure_aggregation.secrets import Words, unpack_words
 from fedsurrogate.common.security.sealing import public_key
 from fedsurrogate.common.surrogates.mixtures import PublicMap
 from fedsurrogate.common.wire import surrogate_proto
-from fedsurrogate.strategies.base.training import Training
-from tests.attacks.coordinator.test_secure_aggregation import (
-    CLASSES,
-    PLAIN,
-    POLICY,
-    PRIVATE,
-    Hospitals,
-    open_hospitals,
-)
-from tests.grid import Fault, InProcessGrid, confirm, metrics_of, run_federation
+from tests.attacks.hospitals import CLASSES, PLAIN, POLICY, PRIVATE, Hospitals, open_hospitals
+from tests.grid import Fault, InProcessGrid, metrics_of, run_federation
 
 SITES = tuple("1234567")
 # The sites in each sum; the weights of the sums, and their divisor, which give one site's vector;
@@ -57,50 +44,12 @@ def seven(tmp_path: Path) -> Hospitals:
     return found
 
 
-def total(
-    hospitals: Hospitals,
-    sites: Collection[str],
-    lost: Collection[str] = (),
-    signing: Iterable[str] | None = None,
-) -> Words | None:
-    """The sum over `sites` without those that are lost after their shares; None when it cannot be
-    completed.
-
-    signing: the sites that are asked to sign and to open the sum; all that are in it by default.
-    """
-    members = hospitals.keys(sites)
-    rules = rules_of(parse_run(hospitals.settings).settings, len(members))
-    dealt = hospitals.shares(members, sites)
-    vectors: dict[str, Words] = {}
-    for site in sites:
-        payload, _ = hospitals.ask(
-            site, "train", surrogate_proto.pack_delivery(dealt.values(), site)
-        )
-        if payload is not None and site not in lost:
-            vectors[site] = unpack_words(pb.MaskedSum.FromString(payload).numbers)
-    summed, signatures, revealed = sorted(vectors), {}, {}
-    for site in summed if signing is None else signing:
-        payload, _ = hospitals.ask(site, "query.sum_list", surrogate_proto.pack_list(summed))
-        if payload is not None:
-            signatures[site] = payload
-    for site in signatures:
-        payload, _ = hospitals.ask(
-            site, "query.sum_open", surrogate_proto.pack_list(summed, signatures)
-        )
-        if payload is not None:
-            revealed[site] = surrogate_proto.unpack_revealed(payload)
-            check_revealed(site, revealed[site], dealt, summed)
-    if len(revealed) < rules.threshold:
-        return None
-    return unmask(vectors, dealt, members, revealed, rules)
-
-
 @pytest.mark.parametrize("name", SOLVED)
 def test_several_exact_sums_cannot_be_solved_for_one_site(
     seven: Hospitals, vectors: Mapping[str, np.ndarray], name: str
 ) -> None:
     sets, weights, divisor, victim = SOLVED[name]
-    found = [total(seven, tuple(sites)) for sites in sets]
+    found = [seven.total(tuple(sites)) for sites in sets]
     allowed = [each.astype(np.int32).astype(np.int64) for each in found if each is not None]
     if len(allowed) == len(sets):
         # Counts have the same step in every sum; that of the other numbers depends on the number of
@@ -119,96 +68,85 @@ def test_a_site_that_is_not_asked_to_sign_is_in_no_sum_with_others(seven: Hospit
     """Four of five sites complete a sum without the signature of the fifth, so it must refuse
     before its vector leaves.
     """
-    assert total(seven, "123") is not None
+    assert seven.total("123") is not None
     seven.settings |= {"colluding": 0.0, "dropouts": 0.2}
-    masked_by = seven.masked(seven.shares(seven.keys("34567"), "34567"), "4567")
+    masked_by = seven.masked(seven.dealt("34567"), "4567")
     assert len(masked_by) == 4
-    dealt = seven.shares(seven.keys("34567"), "34567")
-    assert (
-        seven.status("3", "train", surrogate_proto.pack_delivery(dealt.values(), "3")) == "policy"
-    )
+    dealt = seven.dealt("34567")
+    assert seven.deliver("3", dealt.values()) == "policy"
 
 
 def test_a_site_that_was_never_asked_to_sign_sums_with_the_same_sites_only(
     seven: Hospitals,
 ) -> None:
     """It cannot know whether the others have completed the first sum."""
-    assert total(seven, "12345", signing="1234") is not None
-    dealt = seven.shares(seven.keys("567"), "567")
-    assert (
-        seven.status("5", "train", surrogate_proto.pack_delivery(dealt.values(), "5")) == "policy"
-    )
-    assert total(seven, "12345") is not None
+    assert seven.total("12345", signing="1234") is not None
+    dealt = seven.dealt("567")
+    assert seven.deliver("5", dealt.values()) == "policy"
+    assert seven.total("12345") is not None
 
 
 def test_an_open_sum_does_not_allow_another(seven: Hospitals) -> None:
     """Two sums at the same time, before any of their lists is signed."""
-    first = seven.shares(seven.keys("1234"), "1234")
+    first = seven.dealt("1234")
     name, second_keys = seven.name, seven.keys("1567")
     second = seven.shares(second_keys, "1567")
-    assert seven.status("1", "train", surrogate_proto.pack_delivery(second.values(), "1")) == "ok"
+    assert seven.deliver("1", second.values()) == "ok"
     seven.name = name
-    assert (
-        seven.status("1", "train", surrogate_proto.pack_delivery(first.values(), "1")) == "policy"
-    )
+    assert seven.deliver("1", first.values()) == "policy"
 
 
 def test_a_site_lost_in_the_first_sum_stays_out(seven: Hospitals) -> None:
-    assert total(seven, "12345", lost="5") is not None
-    assert total(seven, "12345") is None
-    assert total(seven, "1234") is not None
+    assert seven.total("12345", lost="5") is not None
+    assert seven.total("12345") is None
+    assert seven.total("1234") is not None
 
 
 def test_a_site_lost_in_a_second_sum_is_not_shown_by_the_difference(seven: Hospitals) -> None:
-    assert total(seven, "12345") is not None
-    assert total(seven, "12345", lost="5") is None
-    assert total(seven, "12345") is not None
+    assert seven.total("12345") is not None
+    assert seven.total("12345", lost="5") is None
+    assert seven.total("12345") is not None
 
 
 def test_false_lists_of_one_sum_do_not_make_a_site_free(seven: Hospitals) -> None:
     """A list that only one site has signed proves nothing: that site stays with all whose shares it
     received.
     """
-    dealt = seven.shares(seven.keys("12345"), "12345")
+    dealt = seven.dealt("12345")
     seven.masked(dealt, "12345")
-    assert seven.status("5", "query.sum_list", surrogate_proto.pack_list("2345")) == "ok"
-    again = seven.shares(seven.keys("2345"), "2345")
-    assert (
-        seven.status("5", "train", surrogate_proto.pack_delivery(again.values(), "5")) == "policy"
-    )
+    assert seven.sign("5", "2345") == "ok"
+    again = seven.dealt("2345")
+    assert seven.deliver("5", again.values()) == "policy"
 
 
 def test_a_list_signed_before_a_second_sum_opens_nothing_after_it(seven: Hospitals) -> None:
-    dealt = seven.shares(seven.keys("12345"), "12345")
+    dealt = seven.dealt("12345")
     seven.masked(dealt, "12345")
     signatures = seven.signatures("1234", "1234")
     name = seven.name
-    assert total(seven, "12345") is not None
+    assert seven.total("12345") is not None
     seven.name = name
     for site in "1234":
-        assert (
-            seven.status(site, "query.sum_open", surrogate_proto.pack_list("1234", signatures))
-            == "policy"
-        )
+        assert seven.open(site, "1234", signatures) == "policy"
 
 
 @pytest.mark.parametrize("other", [{"head.solver": "ridge"}, {"classes": "malign,benign"}])
 def test_the_rule_holds_whatever_is_summed(seven: Hospitals, other: dict[str, Any]) -> None:
     """Class counts are in the sums of every method."""
-    assert total(seven, "1234") is not None
+    assert seven.total("1234") is not None
     seven.settings |= other
-    assert total(seven, "1235") is None
-    assert total(seven, "1234") is not None
+    assert seven.total("1235") is None
+    assert seven.total("1234") is not None
 
 
 def test_a_change_of_one_sites_data_is_not_shown_by_the_difference(seven: Hospitals) -> None:
-    assert total(seven, "1234") is not None
+    assert seven.total("1234") is not None
     file = seven.folder / "4" / "f-train.safetensors"
     x, y = (load_file(file)[name] for name in "xy")
     save_file({"x": x[:-1], "y": y[:-1]}, file, {"classes": CLASSES, "fingerprint": "f" * 16})
     for settings in ({}, {"classes": "malign,benign"}):
         seven.settings |= settings
-        withheld = total(seven, "1234")
+        withheld = seven.total("1234")
         assert withheld is not None
         assert withheld[-1], "the sum is random"
     assert "data have changed" in seven.log("4")
@@ -228,21 +166,20 @@ def test_other_settings_of_what_a_site_adds_are_refused_by_all(seven: Hospitals)
     """Sums of many powers of a feature give its value in each record, and several ranges where a
     site's own sum lies.
     """
-    assert total(seven, "123") is not None
+    assert seven.total("123") is not None
     first, reason = seven.settings, "other settings of what each site adds"
     for other in OTHER_SETTINGS:
         seven.settings = first | other
-        dealt = seven.shares(seven.keys("123"), "123")
+        dealt = seven.dealt("123")
         for site in "123":
-            payload = surrogate_proto.pack_delivery(dealt.values(), site)
             before = seven.log(site)
-            assert seven.status(site, "train", payload) == "policy", other
+            assert seven.deliver(site, dealt.values()) == "policy", other
             assert reason in seven.log(site).removeprefix(before), other
 
 
 def test_a_change_since_a_sum_of_an_earlier_version_is_noticed(seven: Hospitals) -> None:
     """Its record names keys by 32 digits, and has one digest, of the training records."""
-    assert total(seven, "1234") is not None
+    assert seven.total("1234") is not None
     (file,) = seven.folder.glob("4/state/sums/*.json")
     record = json.loads(file.read_text())
     keys = [public_key(private_key(parse_node_config(seven.nodes[name]), name)) for name in "1234"]
@@ -254,7 +191,7 @@ def test_a_change_since_a_sum_of_an_earlier_version_is_noticed(seven: Hospitals)
         ("0" * 64, True),
     ):
         file.write_text(json.dumps({**earlier, "records": digest}))
-        found = total(seven, "1234")
+        found = seven.total("1234")
         assert found is not None
         assert bool(found[-1]) == withheld
 
@@ -270,60 +207,48 @@ def test_another_split_does_not_show_a_record(seven: Hospitals) -> None:
     found = []
     for fraction in (0.2083, 0.2084):
         seven.settings |= {"test-fraction": fraction}
-        found.append(total(seven, "1234"))
+        found.append(seven.total("1234"))
     first, second = found
     assert first is not None
     if second is not None:
         pytest.fail(f"the difference shows the sums of {(first - second)[:2]} records")
     assert "other settings of what each site adds" in seven.log("4")
-    assert total(seven, "1234") is None
+    assert seven.total("1234") is None
     seven.settings |= {"test-fraction": 0.2083}
-    assert total(seven, "1234") is not None
+    assert seven.total("1234") is not None
 
 
 def test_scales_of_a_projection_do_not_search_for_the_largest_part(seven: Hospitals) -> None:
     """Where the scaled sum of one site is beyond the range, that site alone refused. By bisection,
     its own sum in any direction is known.
     """
-    assert total(seven, "123") is not None
+    assert seven.total("123") is not None
     found = set()
     for scale in (1.0, 1e9):
         public = surrogate_proto.pack_map(PublicMap(scale * torch.eye(6)))
-        members = seven.keys("123")
-        listed = surrogate_proto.pack_members(members.values(), surrogate_proto.map_digest(public))
-        replies = [seven.ask(site, "query.sum_shares", listed)[0] for site in "123"]
-        dealt = [surrogate_proto.unpack_dealt(each) for each in replies if each is not None]
-        found |= {
-            seven.status(site, "train", surrogate_proto.pack_delivery(dealt, site, public))
-            for site in "123"
-        }
+        dealt = seven.dealt("123", public).values()
+        found |= {seven.deliver(site, dealt, public) for site in "123"}
     assert found == {"policy"}
 
 
 def test_other_classes_select_other_records_at_the_same_places(seven: Hospitals) -> None:
     """Both classes have as many records, so the places within the selected class are equal."""
     seven.settings |= {"classes": "benign"}
-    assert total(seven, "1234") is not None
+    assert seven.total("1234") is not None
     seven.settings |= {"classes": "malign"}
-    dealt = seven.shares(seven.keys("1234"), "1234")
-    assert (
-        seven.status("4", "train", surrogate_proto.pack_delivery(dealt.values(), "4")) == "policy"
-    )
+    dealt = seven.dealt("1234")
+    assert seven.deliver("4", dealt.values()) == "policy"
     assert "other settings of what each site adds" in seven.log("4")
 
 
 def test_a_release_that_attacks_refuse_fixes_no_set_of_sites(seven: Hospitals) -> None:
-    policy = seven.folder / "4" / "policy.toml"
-    policy.write_text(POLICY + "largest-attack-auc = 0.5\n")
-    dealt = seven.shares(seven.keys("1234"), "1234")
-    assert (
-        seven.status("4", "train", surrogate_proto.pack_delivery(dealt.values(), "4")) == "policy"
-    )
+    seven.policy(POLICY + "largest-attack-auc = 0.5\n", "4")
+    dealt = seven.dealt("1234")
+    assert seven.deliver("4", dealt.values()) == "policy"
     assert "the policy limits attacks" in seven.log("4")
     assert not list(seven.folder.glob("4/state/sums/*.json"))
-    policy.write_text(POLICY)
-    confirm(seven.nodes["4"])
-    assert total(seven, "2345") is not None
+    seven.policy(POLICY, "4")
+    assert seven.total("2345") is not None
 
 
 @pytest.mark.parametrize("failing", ["charge", "file"])
@@ -337,45 +262,24 @@ def test_a_release_that_fails_fixes_no_set_of_sites(
     def fail(*given: Any) -> None:
         raise LedgerError("no room") if failing == "charge" else OSError("no room")
 
-    dealt = seven.shares(seven.keys("1234"), "1234")
+    dealt = seven.dealt("1234")
     with monkeypatch.context() as broken:
-        broken.setattr(
-            *((Ledger, "charge") if failing == "charge" else (release, "put_in_place")), fail
-        )
-        assert (
-            seven.status("4", "train", surrogate_proto.pack_delivery(dealt.values(), "4"))
-            == "ledger"
-        )
+        place = (Ledger, "charge") if failing == "charge" else (release, "put_in_place")
+        broken.setattr(*place, fail)
+        assert seven.deliver("4", dealt.values()) == "ledger"
     assert not list(seven.folder.glob("4/state/sums/*.json"))
     assert not list(seven.folder.glob("4/state/sums/.*")), "no staged file stays"
-    assert total(seven, "2345") is not None
+    assert seven.total("2345") is not None
 
 
 def test_a_release_that_is_too_large_fixes_no_set_of_sites(seven: Hospitals) -> None:
     """Releases of DP-SGD are charged before their size decides anything."""
-    for site in "1234":
-        small = "largest-payload-mib = 1e-5\n" if site == "4" else ""
-        (seven.folder / site / "policy.toml").write_text(
-            f"require-secure-aggregation = true\nsmallest-colluding = 0.0\n{small}"
-        )
-    seven.settings |= {
-        "method": "dp-fedavg",
-        "fedavg.rounds": 2,
-        "fedavg.noise": "site",
-        "epsilon": 1.0,
-        "delta": 1e-5,
-    }
-    model = Training.begin(
-        parse_run(seven.settings), tuple(CLASSES.split(",")), "f" * 16, 6
-    ).payload()
-    members = seven.keys("1234")
-    listed = surrogate_proto.pack_members(members.values(), surrogate_proto.map_digest(model))
-    replies = [seven.ask(site, "query.sum_shares", listed)[0] for site in "1234"]
-    dealt = [surrogate_proto.unpack_dealt(each) for each in replies if each is not None]
-    assert (
-        seven.status("4", "train", surrogate_proto.pack_delivery(dealt, "4", model), round=1)
-        == "policy"
-    )
+    strict = "require-secure-aggregation = true\nsmallest-colluding = 0.0\n"
+    seven.policy(strict)
+    seven.policy(strict + "largest-payload-mib = 1e-5\n", "4")
+    seven.settings |= PRIVATE | {"method": "dp-fedavg", "fedavg.rounds": 2, "dropouts": 0.25}
+    seven.settings["fedavg.noise"] = "site"
+    assert seven.first_round("1234", "4") == "policy"
     assert "largest-payload-mib" in seven.log("4")
     assert seven.released("4") == 1
     assert not list(seven.folder.glob("4/state/sums/*.json"))
@@ -383,21 +287,11 @@ def test_a_release_that_is_too_large_fixes_no_set_of_sites(seven: Hospitals) -> 
 
 def test_rounds_of_training_are_over_the_same_sites(seven: Hospitals) -> None:
     seven.settings |= {"method": "fedavg", "fedavg.rounds": 2}
-    model = Training.begin(
-        parse_run(seven.settings), tuple(CLASSES.split(",")), "f" * 16, 6
-    ).payload()
+    model = seven.model()
     for sites, expected in (("12345", "ok"), ("1234", "policy"), ("123456", "policy")):
-        members = seven.keys(sites)
-        listed = surrogate_proto.pack_members(members.values(), surrogate_proto.map_digest(model))
-        replies = [seven.ask(site, "query.sum_shares", listed)[0] for site in sites]
-        dealt = [surrogate_proto.unpack_dealt(each) for each in replies if each is not None]
+        dealt = seven.dealt(sites, model).values()
         for site in "12":
-            assert (
-                seven.status(
-                    site, "train", surrogate_proto.pack_delivery(dealt, site, model), round=1
-                )
-                == expected
-            )
+            assert seven.deliver(site, dealt, model, round=1) == expected
 
 
 def test_rounds_of_the_same_hospitals_are_completed(seven: Hospitals, tmp_path: Path) -> None:
@@ -426,38 +320,32 @@ def test_a_site_that_comes_back_is_left_out_of_later_rounds(
 
 
 def test_a_person_may_forget_earlier_sums(seven: Hospitals) -> None:
-    assert total(seven, "123") is not None
+    assert seven.total("123") is not None
     node = " ".join(f'{key}="{value}"' for key, value in seven.nodes["1"].items())
-    dealt = seven.shares(seven.keys("1456"), "1456")
-    assert (
-        seven.status("1", "train", surrogate_proto.pack_delivery(dealt.values(), "1")) == "policy"
-    )
+    dealt = seven.dealt("1456")
+    assert seven.deliver("1", dealt.values()) == "policy"
     assert "site ledger forget" in seven.log("1")
     asked = CliRunner().invoke(app, ["ledger", "forget", "--node-config", node], input="n\n")
     assert asked.exit_code == 1
-    assert (
-        CliRunner().invoke(app, ["ledger", "forget", "--node-config", node, "--yes"]).exit_code == 0
-    )
-    assert seven.status("1", "train", surrogate_proto.pack_delivery(dealt.values(), "1")) == "ok"
+    asked = CliRunner().invoke(app, ["ledger", "forget", "--node-config", node, "--yes"])
+    assert asked.exit_code == 0
+    assert seven.deliver("1", dealt.values()) == "ok"
     assert list((seven.folder / "1" / "state" / "sums").glob("*.json.*")), "the old record is kept"
 
 
 def test_a_damaged_record_refuses_until_a_person_decides(seven: Hospitals) -> None:
-    assert total(seven, "123") is not None
+    assert seven.total("123") is not None
     (file,) = seven.folder.glob("1/state/sums/*.json")
     file.write_text('[["0", "1"]]')
-    dealt = seven.shares(seven.keys("123"), "123")
-    assert seven.status("1", "train", surrogate_proto.pack_delivery(dealt.values(), "1")) == "state"
+    dealt = seven.dealt("123")
+    assert seven.deliver("1", dealt.values()) == "state"
     assert "site ledger forget" in seven.log("1")
 
 
 def test_sums_with_distributed_noise_may_be_over_any_sites(seven: Hospitals) -> None:
     """Each is charged to the ledger, and the difference of two has the noise of both."""
-    for name in SITES:
-        (seven.folder / name / "policy.toml").write_text(
-            POLICY + "epsilon-total = 9.0\nepsilon-per-run = 9.0\n"
-        )
+    seven.policy(POLICY + "epsilon-total = 9.0\nepsilon-per-run = 9.0\n")
     seven.settings = PRIVATE | {"dropouts": 0.25}
     for seven.flower_run, sites in enumerate(("123", "1234", "1256"), start=1):
-        assert total(seven, sites) is not None
+        assert seven.total(sites) is not None
     assert seven.released("1") == 3

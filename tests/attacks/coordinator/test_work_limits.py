@@ -17,6 +17,7 @@ from filelock import FileLock
 from PIL import Image
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fedsurrogate.client_app.features.site_features import load_site
 from fedsurrogate.client_app.governance.entries import Release
 from fedsurrogate.client_app.governance.gate import Gate, open_ledger
 from fedsurrogate.client_app.governance.policy import (
@@ -38,11 +39,12 @@ from fedsurrogate.common.errors import (
     PolicyError,
     SurrogateError,
 )
-from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.mixtures import Frame
 from fedsurrogate.common.wire.model_proto import pack_parameters, unpack_parameters
 from fedsurrogate.common.wire.records import to_record
 
+RECORDS = "fedsurrogate.client_app.governance.release.with_records"
 PRIVATE: dict[str, Any] = {
     "epsilon": 1.0,
     "delta": 1e-5,
@@ -50,6 +52,11 @@ PRIVATE: dict[str, Any] = {
     "backbone": "pixels",
     "image-size": 8,
 }
+
+
+def named(count: int) -> str:
+    """So many classes."""
+    return ",".join(map(str, range(count)))
 
 
 @pytest.fixture
@@ -84,18 +91,23 @@ def with_policy(node: NodeConfig, text: str, limits: str = "") -> NodeConfig:
     return own
 
 
+def asked(
+    node: NodeConfig, work: str, run: dict[str, Any], flower_run: str = "1", **info: Any
+) -> None:
+    """A message of a run with these settings, as the app passes it to the site."""
+    content = to_record(None, {"run": parse_run(run).digest} | info)
+    answer(work, content, run, flower_run, node, node.site)
+
+
 def hello(node: NodeConfig, flower_run: str = "1", **settings: Any) -> None:
-    """The first message of a run, as the app passes it to the site."""
-    run = PRIVATE | settings
-    asked = to_record(None, {"run": parse_run(run).digest})
-    answer("identification", asked, run, flower_run, node, "s")
+    """The first message of a run."""
+    asked(node, "identification", PRIVATE | settings, flower_run)
 
 
 def release(node: NodeConfig, flower_run: str, **settings: Any) -> None:
     """A whole run: its one message that needs features."""
     run = PRIVATE | {"epsilon": 0.01, "fedpft.covariance": "spherical"} | settings
-    question = to_record(None, {"run": parse_run(run).digest})
-    answer("surrogate", question, run, flower_run, node, "s")
+    asked(node, "surrogate", run, flower_run)
 
 
 def entries(node: NodeConfig) -> set[str]:
@@ -114,13 +126,10 @@ def test_invented_class_names_neither_compute_nor_store_features_again(
 
 
 def test_features_of_some_classes_are_those_of_the_same_records(hospital: NodeConfig) -> None:
-    from fedsurrogate.client_app.features.site_features import load_site
-
-    every = load_site(
-        parse_run(PRIVATE | {"classes": "a,b,c"}), hospital, policy_of(hospital).cache_mib
-    )
-    some = load_site(
-        parse_run(PRIVATE | {"classes": "c,a"}), hospital, policy_of(hospital).cache_mib
+    most = policy_of(hospital).cache_mib
+    every, some = (
+        load_site(parse_run(PRIVATE | {"classes": classes}), hospital, most)
+        for classes in ("a,b,c", "c,a")
     )
     for position, name in enumerate(("c", "a")):
         wanted = every.train.features[every.train.labels == "abc".index(name)]
@@ -131,14 +140,14 @@ def test_features_of_some_classes_are_those_of_the_same_records(hospital: NodeCo
 
 def test_a_million_class_names_are_refused_before_they_are_split(hospital: NodeConfig) -> None:
     with pytest.raises(ConfigError, match="at most 10000 names") as error:
-        hello(hospital, classes=",".join(map(str, range(1_000_000))))
+        hello(hospital, classes=named(1_000_000))
     assert len(str(error.value)) < 500
 
 
 @pytest.mark.parametrize(
     ("settings", "key"),
     [
-        ({"classes": ",".join(map(str, range(1001)))}, "most-classes = 1000"),
+        ({"classes": named(1001)}, "most-classes = 1000"),
         ({"classes": "a," + "b" * 201}, "longest-class-name = 200"),
         ({"backbone": "torchvision:mobilenet_v2", "image-size": 4096}, "largest-image-size = 1024"),
         ({"image-size": 91}, "largest-dimension = 8192"),
@@ -152,14 +161,7 @@ def test_a_million_class_names_are_refused_before_they_are_split(hospital: NodeC
         ({"method": "dpcvae", "dpcvae.local-epochs": 10_000}, "most-passes = 1000"),
         ({"method": "dpcvae", "dpcvae.hidden": 8192}, "largest-width = 2048"),
         ({"method": "dpcvae", "dpcvae.latent": 4096}, "largest-width = 2048"),
-        (
-            {
-                "method": "dpcvae",
-                "dpcvae.synthetic": 100_000,
-                "classes": ",".join(map(str, range(11))),
-            },
-            "most-synthetic",
-        ),
+        ({"method": "dpcvae", "dpcvae.synthetic": 100_000, "classes": named(11)}, "most-synthetic"),
         ({"method": "dpcvae", "head.min-steps": 10**9}, "most-steps = 20000"),
         ({"method": "fedlap", "fedlap.image-steps": 100_000}, "most-steps = 20000"),
         (
@@ -167,11 +169,7 @@ def test_a_million_class_names_are_refused_before_they_are_split(hospital: NodeC
             "most-steps = 20000",
         ),
         (
-            {
-                "method": "fedlap",
-                "fedlap.images-per-class": 10_000,
-                "classes": ",".join(map(str, range(101))),
-            },
+            {"method": "fedlap", "fedlap.images-per-class": 10_000, "classes": named(101)},
             "most-synthetic",
         ),
         ({"fedpft.components": 1000}, "most-components = 100"),
@@ -211,7 +209,7 @@ def test_work_without_end_is_refused_before_the_data_are_looked_at(
         {
             "backbone": "torchvision:resnet50",
             "image-size": 224,
-            "classes": ",".join(map(str, range(100))),
+            "classes": named(100),
         },
     ],
 )
@@ -222,12 +220,14 @@ def test_ordinary_runs_are_within_the_default_limits(settings: dict[str, Any]) -
     check_size(run.plan.work(classes, 1280), DEFAULT, 1280, classes)
 
 
-def test_statistics_of_every_pair_of_features_are_bounded_by_what_they_take(tmp_path: Path) -> None:
-    run = parse_run(
-        PRIVATE | {"fedpft.covariance": "full", "classes": ",".join(map(str, range(1000)))}
-    )
-    with pytest.raises(PolicyError, match="most-numbers"):
-        check_size(run.plan.work(1000, 2048), DEFAULT, 2048, 1000)
+def test_statistics_of_every_pair_of_features_are_bounded_by_what_they_take() -> None:
+    full = {"fedpft.covariance": "full"}
+    # What DP-EM takes of all classes.
+    components = {"fedpft.components": 100, "fedpft.covariance": "spherical"}
+    for own, dimension in ((components, 4096), (full, 2048)):
+        run = parse_run(PRIVATE | own | {"classes": named(1000)})
+        with pytest.raises(PolicyError, match="most-numbers"):
+            check_size(run.plan.work(1000, dimension), DEFAULT, dimension, 1000)
     with pytest.raises(PolicyError, match="largest-dimension = 8192"):
         check_size(run.plan.work(2, 8193), DEFAULT, 8193, 2)
     with pytest.raises(PolicyError, match="most-classes"):
@@ -310,28 +310,22 @@ def test_a_release_that_the_budget_cannot_pay_for_costs_no_work(
 ) -> None:
     node = with_policy(hospital, "epsilon-total = 1.0\nepsilon-per-run = 1.0\nmechanisms = ['*']")
     worked: list[str] = []
-    monkeypatch.setattr(
-        "fedsurrogate.client_app.governance.release.with_records",
-        lambda run, *_: worked.append(run.settings.method) or _unused(),
-    )
-    run = PRIVATE | {"method": method}
-    question = to_record(None, {"run": parse_run(run).digest, "round": 1, "lineage": "a"})
-    with pytest.raises(DataError):
-        answer("surrogate", question, run, "1", node, "s")
+
+    def works(run: Run, *_: object) -> None:
+        worked.append(run.settings.method)
+        raise DataError("not in this test")
+
+    run, first = PRIVATE | {"method": method}, {"round": 1, "lineage": "a"}
+    with monkeypatch.context() as patch:
+        patch.setattr(RECORDS, works)
+        with pytest.raises(DataError):
+            asked(node, "surrogate", run, **first)
     assert worked == [method], "what can be paid for is worked on"
-    monkeypatch.undo()
     release(node, "2", epsilon=1.0)
-    monkeypatch.setattr(
-        "fedsurrogate.client_app.governance.release.with_records",
-        lambda run, *_: worked.append(run.settings.method) or _unused(),
-    )
+    monkeypatch.setattr(RECORDS, works)
     with pytest.raises(BudgetError, match="epsilon-total = 1"):
-        answer("surrogate", question, run, "3", node, "s")
+        asked(node, "surrogate", run, "3", **first)
     assert worked == [method]
-
-
-def _unused() -> None:
-    raise DataError("not in this test")
 
 
 @pytest.mark.parametrize(
@@ -360,28 +354,13 @@ def test_what_is_planned_is_what_is_charged(
     visits.close_logs()
     charged = hospital.entries()
     assert charged
-    same = (
-        "run",
-        "flower_run",
-        "method",
-        "round",
-        "mechanism",
-        "unit",
-        "epsilon",
-        "delta",
-        "sigmas",
-        "sample_rate",
-    )
+    same = ["run", "flower_run", "method", "round", "mechanism", "unit", "epsilon", "delta"]
+    same += ["sigmas", "sample_rate", "events"]
     for entry in charged:
-        (plan,) = [
-            each
-            for each in plans
-            if (each.flower_run, each.run) == (entry["flower_run"], entry["run"])
-        ]
+        names = entry["flower_run"], entry["run"]
+        (plan,) = [each for each in plans if (each.flower_run, each.run) == names]
         planned = json.loads(json.dumps(asdict(plan)))
-        assert [planned[key] for key in (*same, "events")] == [
-            entry[key] for key in (*same, "events")
-        ]
+        assert [planned[key] for key in same] == [entry[key] for key in same]
 
 
 @pytest.mark.parametrize("work", ["name", "identification", "head"])
@@ -398,14 +377,7 @@ def test_a_request_is_counted_before_its_receipts_are_read(hospital: NodeConfig)
     node = with_policy(hospital, "", "requests-per-run = 2")
     for message in ("receipt", "receipt", "requests-per-run = 2"):
         with pytest.raises(FedSurrogateError, match=message):
-            answer(
-                "identification",
-                to_record(None, {"receipts": "unreadable"}),
-                PRIVATE,
-                "1",
-                node,
-                "s",
-            )
+            asked(node, "identification", PRIVATE, receipts="unreadable")
 
 
 def test_dp_em_holds_no_table_of_records_and_components_of_all_classes() -> None:
@@ -436,15 +408,6 @@ class Largest(TorchDispatchMode):
         return found
 
 
-def test_components_of_all_classes_are_bounded_by_what_dp_em_takes() -> None:
-    classes = ",".join(map(str, range(1000)))
-    run = parse_run(
-        PRIVATE | {"fedpft.components": 100, "fedpft.covariance": "spherical", "classes": classes}
-    )
-    with pytest.raises(PolicyError, match="most-numbers"):
-        check_size(run.plan.work(1000, 4096), DEFAULT, 4096, 1000)
-
-
 def test_public_data_have_no_limits_without_a_policy(tmp_path: Path) -> None:
     node = NodeConfig(num_partitions=3, state_dir=str(tmp_path))
     many: dict[str, Any] = {
@@ -455,9 +418,7 @@ def test_public_data_have_no_limits_without_a_policy(tmp_path: Path) -> None:
     }
     run = parse_run(many)
     check_work(run.plan.work(0, 0), PUBLIC_DATA, run.settings)
-    digits = {"data": "digits"}
-    asked = to_record(None, {"run": parse_run(digits).digest})
-    answer("identification", asked, digits, "1", node, "0")
+    asked(node, "identification", {"data": "digits"})
     assert not (tmp_path / REQUESTS_FILE).exists()
 
 

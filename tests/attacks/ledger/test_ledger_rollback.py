@@ -36,20 +36,13 @@ from tests.grid import (
     run_folders,
 )
 
-PRIVATE: dict[str, Any] = FAST | {
-    "fedpft.covariance": "spherical",
-    "classes": CLASSES,
-    "epsilon": 1.0,
-    "delta": 1e-5,
-}
-ROUNDS: dict[str, Any] = {
+BUDGETED: dict[str, Any] = {"classes": CLASSES, "epsilon": 1.0, "delta": 1e-5}
+PRIVATE: dict[str, Any] = FAST | BUDGETED | {"fedpft.covariance": "spherical"}
+ROUNDS: dict[str, Any] = BUDGETED | {
     "fedavg.local-epochs": 1,
     "fedavg.sample-rate": 1.0,
     "method": "dp-fedavg",
     "fedavg.rounds": 1,
-    "classes": CLASSES,
-    "epsilon": 1.0,
-    "delta": 1e-5,
 }
 ANSWERED, LEDGER, BUDGET = "", PUBLIC_SENTENCES["ledger"], PUBLIC_SENTENCES["budget"]
 
@@ -62,17 +55,10 @@ class Hospital:
         write_features(place / "data", seed)
         (place / "policy.toml").write_text("epsilon-per-run = 1.2\nepsilon-total = 1.2\n")
         self.state, self.check_log = place / "state", place / "check-log"
-        self.node: NodeConfig = {
-            "site": name,
-            "data": "safetensors",
-            "data-dir": str(place / "data"),
-            "dataset": "f",
-        }
-        self.node |= {
-            "state-dir": str(self.state),
-            "cache-dir": str(place / "cache"),
-            "policy": str(place / "policy.toml"),
-        }
+        self.node: NodeConfig = {"site": name, "data": "safetensors", "dataset": "f"}
+        folders = {"data-dir": "data", "state-dir": "state", "cache-dir": "cache"}
+        files = folders | {"policy": "policy.toml"}
+        self.node |= {key: str(place / value) for key, value in files.items()}
 
     @property
     def ledger(self) -> Ledger:
@@ -109,6 +95,19 @@ class Hospital:
 
         return restore
 
+    def restored(self, *folders: Path, **settings: Any) -> None:
+        """Release a little, make a backup, release more, and restore the backup."""
+        self.run(epsilon=1e-3)
+        restore = self.copy(*folders)
+        assert self.run(**settings) == ANSWERED
+        restore()
+
+
+def number_from(monkeypatch: pytest.MonkeyPatch, first: int) -> None:
+    """Other numbers of nodes."""
+    for module in ("tests.grid", "fedsurrogate.server_app.deployment.local_engine"):
+        monkeypatch.setattr(f"{module}.FIRST_NODE", first)
+
 
 @pytest.fixture
 def hospital(tmp_path: Path) -> Hospital:
@@ -127,10 +126,7 @@ def test_a_deleted_state_folder_is_no_fresh_budget(hospital: Hospital) -> None:
 
 
 def test_an_older_copy_of_the_state_folder_is_no_fresh_budget(hospital: Hospital) -> None:
-    hospital.run(epsilon=1e-3)
-    restore = hospital.copy(hospital.state)
-    assert hospital.run() == ANSWERED
-    restore()
+    hospital.restored(hospital.state)
     assert hospital.run() == LEDGER
     # After any number of requests.
     assert hospital.run() == LEDGER
@@ -140,10 +136,7 @@ def test_an_older_copy_of_the_state_folder_is_no_fresh_budget(hospital: Hospital
 def test_older_copies_of_ledger_and_check_log_are_refused_where_the_coordinator_has_seen_newer_ones(
     hospital: Hospital, settings: dict[str, Any]
 ) -> None:
-    hospital.run(epsilon=1e-3)
-    restore = hospital.copy(hospital.state, hospital.check_log)
-    assert hospital.run(**settings) == ANSWERED
-    restore()
+    hospital.restored(hospital.state, hospital.check_log, **settings)
     assert hospital.run(**settings) == LEDGER
 
 
@@ -155,17 +148,13 @@ def test_a_site_that_comes_back_as_another_node_is_shown_what_was_seen_of_it(
     assert hospital.run() == ANSWERED
     restore()
     other = Hospital(hospital.home, "south", 1)
-    for module in ("tests.grid", "fedsurrogate.server_app.deployment.local_engine"):
-        monkeypatch.setattr(f"{module}.FIRST_NODE", 5001)
+    number_from(monkeypatch, 5001)
     assert hospital.run(before=(other.node,)) == LEDGER
     assert other.receipts.exists(), "the other site has answered"
 
 
 def test_a_run_that_is_resumed_elsewhere_brings_what_was_seen_before(hospital: Hospital) -> None:
-    hospital.run(epsilon=1e-3)
-    restore = hospital.copy(hospital.state, hospital.check_log)
-    assert hospital.run(**ROUNDS) == ANSWERED
-    restore()
+    hospital.restored(hospital.state, hospital.check_log, **ROUNDS)
     (interrupted,) = (hospital.home / "runs").glob("*-dp-fedavg-*")
     resumed = {"resume": str(interrupted), "output_dir": str(hospital.home / "elsewhere")}
     assert hospital.run(**ROUNDS | resumed) == LEDGER
@@ -199,10 +188,7 @@ def test_a_deleted_check_log_stops_releases_until_a_person_decides(hospital: Hos
 def test_keeping_an_older_copy_is_refused_where_the_coordinator_has_seen_more(
     hospital: Hospital,
 ) -> None:
-    hospital.run(epsilon=1e-3)
-    restore = hospital.copy(hospital.state)
-    assert hospital.run() == ANSWERED
-    restore()
+    hospital.restored(hospital.state)
     with pytest.raises(ConfigError, match="1 of 3 entries are missing, and epsilon 0"):
         hospital.ledger.reopen("it looks whole", 0.0, 1e-5, keep=True)
     assert hospital.run() == LEDGER
@@ -249,16 +235,22 @@ def test_a_check_log_folder_of_no_use_stops_releases_before_anything_is_charged(
     assert hospital.ledger.path.read_bytes() == before
 
 
+def with_part(at: int, text: str) -> Callable[[str], str]:
+    """Another part of a receipt: its ledger, opening, length or tag."""
+
+    def forge(receipt: str) -> str:
+        parts = receipt.split(":")
+        return ":".join([*parts[:at], text, *parts[at + 1 :]])
+
+    return forge
+
+
 FORGERIES: dict[str, Callable[[str], str]] = {
     "another tag": lambda receipt: receipt[:-1] + ("0" if receipt[-1] != "0" else "1"),
-    "a longer ledger": lambda receipt: ":".join(
-        [*receipt.split(":")[:2], "9", receipt.split(":")[3]]
-    ),
-    "no length": lambda receipt: ":".join([*receipt.split(":")[:2], "0", receipt.split(":")[3]]),
-    "another opening": lambda receipt: ":".join(
-        [receipt.split(":")[0], "1", *receipt.split(":")[2:]]
-    ),
-    "another ledger": lambda receipt: "f" * 32 + receipt[32:],
+    "a longer ledger": with_part(2, "9"),
+    "no length": with_part(2, "0"),
+    "another opening": with_part(1, "1"),
+    "another ledger": with_part(0, "f" * 32),
 }
 
 
@@ -325,8 +317,7 @@ def test_a_hostile_site_can_neither_fill_the_coordinators_disk_nor_speak_for_ano
             record.config_records["info"]["receipt"] = text
 
         west = Hospital(hospital.home / f"{number}", "west", 2)
-        for module in ("tests.grid", "fedsurrogate.server_app.deployment.local_engine"):
-            monkeypatch.setattr(f"{module}.FIRST_NODE", 5001)
+        number_from(monkeypatch, 5001)
         grid = InProcessGrid([south.node, west.node], {1: Fault(reply=lie)})
         with suppress(RunError):
             run_federation(hospital.home, grid, **PRIVATE | {"quorum": 0.1})
@@ -359,12 +350,9 @@ def test_bundles_that_people_carry_bring_receipts_and_requests_show_them(
     assert not request.receipts
     release_to(home / "first.bundle", home / "first.json", node)
     (home / "keys.toml").write_text(f'north = "{public_key(private_key(node, "north")).hex()}"')
-    folder = learn_from_files(
-        home / "first.json",
-        [home / "first.bundle"],
-        home / "keys.toml",
-        {"output-dir": str(home / "runs")},
-    )
+    own = {"output-dir": str(home / "runs")}
+    keys = home / "keys.toml"
+    folder = learn_from_files(home / "first.json", [home / "first.bundle"], keys, own)
     assert metrics_of(folder)["sites"]["used"] == 1
     restore()
     make_request(settings, home / "second.json", coordinator)

@@ -46,6 +46,12 @@ def sampled(noise: float, rate: float, **more: Any) -> Run:
     )
 
 
+def generative(epsilon: float) -> Run:
+    """A run whose first round costs something else than its steps, which sample."""
+    own = {"method": "dpcvae", "classes": "0,1", "dpcvae.sample-rate": 0.1}
+    return parse_run(own | {"epsilon": epsilon, "delta": DELTA} | NOISE)
+
+
 def event(run: Run, round: int = 2) -> GaussianEvent:
     """The privacy event that a site composes for one round of a run."""
     assert run.mechanism is not None
@@ -151,16 +157,7 @@ def test_the_first_round_of_a_generative_run_is_released_only_once_and_only_firs
     """The first round has a different cost. A coordinator that could repeat it could choose the
     noise adaptively.
     """
-    run = parse_run(
-        {
-            "method": "dpcvae",
-            "epsilon": 1.0,
-            "delta": DELTA,
-            "classes": "0,1",
-            "dpcvae.sample-rate": 0.1,
-        }
-        | NOISE
-    )
+    run = generative(1.0)
     again = gate(tmp_path / "again")
     let_out(again, run, "1", 1, event(run, 1))
     with pytest.raises(BudgetError, match="only once"):
@@ -190,16 +187,7 @@ def test_a_generative_run_that_samples_does_not_borrow_the_gaussian_rule(tmp_pat
     """After its Gaussian first round the adversary could choose between a Gaussian run and the
     run's own steps.
     """
-    run = parse_run(
-        {
-            "method": "dpcvae",
-            "epsilon": 2.0,
-            "delta": DELTA,
-            "classes": "0,1",
-            "dpcvae.sample-rate": 0.1,
-        }
-        | NOISE
-    )
+    run = generative(2.0)
     first_round = event(run, 1)
     rest = (gaussian_precision(4.0) - first_round.noise_multiplier**-2) ** -0.5 * 1.0001
     site = gate(tmp_path)

@@ -201,15 +201,8 @@ def copy(folder: Path, name: str, to: str) -> None:
 
 
 def in_folders(folder: Path) -> DataSource:
-    pictures(
-        folder,
-        [
-            f"{part}/{label}/{i}.png"
-            for part in ("train", "test")
-            for label in "ab"
-            for i in range(3)
-        ],
-    )
+    parts = itertools.product(("train", "test"), "ab", range(3))
+    pictures(folder, [f"{part}/{label}/{i}.png" for part, label, i in parts])
     copy(folder, "train/a/0.png", "test/a/another name.png")
     return DataSource("imagefolder", str(folder))
 
@@ -218,12 +211,12 @@ def in_rows(folder: Path) -> DataSource:
     folder.mkdir()
     x = torch.randn(12, 4)
     for part, rows in (("train", [*range(6)]), ("test", [*range(6, 12), 0])):
-        save_file(
-            {"x": x[rows], "y": torch.tensor(rows) % 2},
-            folder / f"f-{part}.safetensors",
-            {"classes": "a,b"},
-        )
+        write_rows(folder, part, x[rows], torch.tensor(rows) % 2)
     return DataSource("safetensors", str(folder), ("f",))
+
+
+def write_rows(folder: Path, part: str, x: torch.Tensor, y: torch.Tensor) -> None:
+    save_file({"x": x, "y": y}, folder / f"f-{part}.safetensors", {"classes": "a,b"})
 
 
 @pytest.mark.parametrize("write", [in_folders, in_rows])
@@ -271,13 +264,8 @@ def test_records_of_equal_content_in_training_stay_without_privacy(tmp_path: Pat
     """Rows of a table of few values are often equal, and each is a record."""
     folder = tmp_path / "d"
     folder.mkdir()
-    for part in ("train", "test"):
-        x = torch.tensor([[0.0], [0.0], [1.0]]) if part == "train" else torch.tensor([[2.0], [3.0]])
-        save_file(
-            {"x": x, "y": torch.arange(len(x)) % 2},
-            folder / f"f-{part}.safetensors",
-            {"classes": "a,b"},
-        )
+    for part, x in (("train", [[0.0], [0.0], [1.0]]), ("test", [[2.0], [3.0]])):
+        write_rows(folder, part, torch.tensor(x), torch.arange(len(x)) % 2)
     assert len(load(DataSource("safetensors", str(folder), ("f",)), seed=0)) == 5
 
 

@@ -5,6 +5,7 @@ and lying hospitals.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 from flwr.app import Message
 from PIL import Image
+from torch import Tensor
 
 from fedsurrogate.common.backbones.backbones import load_backbone
 from fedsurrogate.common.counts import Counts, pack_counts, unpack_counts
@@ -46,12 +48,8 @@ def test_the_score_of_a_record_does_not_depend_on_the_others() -> None:
 def ask(node: NodeConfig, kind: str, **more: Any) -> str:
     """The status of a site's reply to one message of a run that counts."""
     grid = InProcessGrid([node], run_id=4711)
-    run = (
-        default_run_config()
-        | {"device": "cpu", "image-size": 8, "classes": ",".join(CLASSES)}
-        | more
-    )
-    grid.run_config = run
+    own = {"device": "cpu", "image-size": 8, "classes": ",".join(CLASSES)} | more
+    grid.run_config = run = default_run_config() | own
     content = to_record(None, {"run": parse_run(run).digest})
     (reply,) = grid.pull_messages(grid.push_messages([Message(content, FIRST_NODE, kind)]))
     return str(reply.content.config_records[INFO]["status"])
@@ -93,7 +91,7 @@ def test_the_policy_holds_for_counts_as_for_any_release(
     before = len(entries(nodes[0]))
     folder, result = evaluated(home, nodes, run, epsilon=1.0)
     assert result["sites"] == 2, refused
-    assert [e["site"] for e in events_of(folder) if e["event"] == "rejected"] == ["clinic-0"]
+    assert rejected(folder) == ["clinic-0"]
     assert len(entries(nodes[0])) == before
     allow(home, 0, "")
 
@@ -104,10 +102,15 @@ def test_evaluations_end_with_the_budget(hospitals: tuple[Path, list[NodeConfig]
     before, refused = len(entries(nodes[1])), list[str]()
     while not refused and len(entries(nodes[1])) < before + 9:
         folder, _ = evaluated(home, nodes, run, epsilon=4.0)
-        refused = [e["site"] for e in events_of(folder) if e["event"] == "rejected"]
+        refused = rejected(folder)
     assert refused == ["clinic-1"]
     assert len(entries(nodes[1])) > before
     allow(home, 1, "")
+
+
+def named(file: Path) -> dict[str, str]:
+    """The settings that name a model."""
+    return {"counting.model": str(file), "counting.digest": payload_of(read_model(file))[1]}
 
 
 def test_a_model_with_huge_weights_is_refused_in_a_private_evaluation(
@@ -124,12 +127,7 @@ def test_a_model_with_huge_weights_is_refused_in_a_private_evaluation(
     )
     before = len(entries(nodes[2]))
     with pytest.raises(RunError, match="quorum"):
-        evaluated(
-            home,
-            nodes,
-            run,
-            **{"counting.model": str(file), "counting.digest": payload_of(read_model(file))[1]},
-        )
+        evaluated(home, nodes, run, **named(file))
     assert len(entries(nodes[2])) == before
 
 
@@ -186,18 +184,19 @@ def test_exact_counts_show_one_record_to_a_coordinator_that_chooses_the_models(
         assert judged(home, node, run, chosen, 1.0)["noise"]["decisions"] > 5
 
 
-def lying(change: Any) -> Any:
+def lying(change: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> Fault:
+    """A site that sends other tables."""
+
     def lie(payload: bytes) -> bytes:
         counts = unpack_counts(payload)
-        return pack_counts(
-            Counts(
-                counts.header,
-                change({k: v.clone() for k, v in counts.tables.items()}),
-                counts.claim,
-            )
-        )
+        tables = {name: table.clone() for name, table in counts.tables.items()}
+        return pack_counts(Counts(counts.header, change(tables), counts.claim))
 
-    return lie
+    return Fault(payload=lie)
+
+
+def rejected(folder: Path) -> list[str]:
+    return [event["site"] for event in events_of(folder) if event["event"] == "rejected"]
 
 
 LIES = {
@@ -214,11 +213,10 @@ def test_counts_that_no_records_give_are_refused_and_the_others_used(
     hospitals: tuple[Path, list[NodeConfig], Path], name: str
 ) -> None:
     home, nodes, run = hospitals
-    folder, result = evaluated(
-        home, nodes, run, epsilon=1.0, faults={1: Fault(payload=lying(LIES[name]))}
-    )
+    faults = {1: lying(LIES[name])}
+    folder, result = evaluated(home, nodes, run, epsilon=1.0, faults=faults)
     assert result["sites"] == 2
-    assert [e["site"] for e in events_of(folder) if e["event"] == "rejected"] == ["clinic-1"]
+    assert rejected(folder) == ["clinic-1"]
 
 
 def test_a_run_that_counts_without_classes_or_a_model_does_not_start() -> None:

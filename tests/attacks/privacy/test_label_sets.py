@@ -4,24 +4,19 @@ alone.
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedsurrogate as fs
-from fedsurrogate import _surrogate
-from fedsurrogate.client_app.governance.work_limits import SiteLimits
-from fedsurrogate.client_app.methods.job import Job
 from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.settings.base import Scalar
-from fedsurrogate.common.wire.model_proto import unpack_parameters
+from tests.attacks.privacy.test_coded_sums import sent
 
 COLUMNS = ("edema", "fracture", "nodule")
 SUMMED: dict[str, Scalar] = {
@@ -81,24 +76,17 @@ def test_hospitals_with_a_set_of_their_own_are_refused(sets: list[set[str]], sai
     assert parse_run(flat | {"epsilon": 2.0, "delta": 1e-5}).target is not None
 
 
-def sent(x: Any, y: Any, **more: Any) -> dict[str, torch.Tensor]:
-    limited = partial(Job, limits=SiteLimits(smallest_class=1))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_surrogate, "Job", limited)
-        return dict(unpack_parameters(fs.fit(x, y, **more).payload).tensors)
-
-
 def test_a_hospital_sends_only_labels_that_settings_say_it_annotates() -> None:
     """A label that its table has besides would change whose sums a difference shows."""
     draw = np.random.default_rng(0)
     x, y = draw.normal(size=(40, 3)), draw.integers(0, 2, (40, 3)).astype(float)
     own = {"task": "multilabel", "label_columns": ",".join(COLUMNS)}
     sets = "north=edema,fracture; south=edema,fracture"
-    tensors = sent(x, y, site="north", label_sets=sets, **own)
+    tensors = sent(x, y, 1, site="north", label_sets=sets, **own)
     assert tensors["code"].tolist()[4:] == [0, 0]
     assert float(tensors["code"][:4].sum()) == pytest.approx(80, abs=0.1)
     with pytest.raises(ConfigError, match="do not name site 'east'"):
-        sent(x, y, site="east", label_sets=sets, **own)
+        sent(x, y, 1, site="east", label_sets=sets, **own)
 
 
 def test_a_sum_that_too_few_hospitals_of_a_set_take_part_in_is_not_completed(

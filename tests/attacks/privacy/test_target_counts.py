@@ -23,7 +23,6 @@ from fedsurrogate.client_app.methods.counting import (
     large_cells,
     large_topics,
 )
-from fedsurrogate.common.counts import Counts, pack_counts, unpack_counts
 from fedsurrogate.common.errors import RunError, SurrogateError
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.privacy.gaussian_mechanism import unit_weights
@@ -33,10 +32,11 @@ from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.targets.counted import CountedTarget, counted
 from fedsurrogate.common.wire.model_proto import pack_classifier, save_model
 from fedsurrogate.common.wire.records import INFO, to_record
-from fedsurrogate.strategies.counting.strategy import payload_of, read_model
+from fedsurrogate.strategies.counting.strategy import read_model
 from tests.attacks.privacy.neighbours import Record
+from tests.attacks.privacy.test_counts import lying, named, rejected
 from tests.attacks.privacy.visits import PRIVATE, TARGETS, Hospital
-from tests.grid import Fault, NodeConfig, events_of
+from tests.grid import Fault, NodeConfig
 from tests.strategies.counting.hospitals import allow, entries, evaluated
 from tests.strategies.counting.targets import hospitals, learned
 
@@ -196,13 +196,9 @@ def at_hospitals(
     return str(request.param), home, nodes, learned(home, nodes, str(request.param))
 
 
-def lying(change: Callable[[Tensor], Tensor]) -> Any:
-    def lie(payload: bytes) -> bytes:
-        counts = unpack_counts(payload)
-        changed = {name: change(table.clone()) for name, table in counts.tables.items()}
-        return pack_counts(Counts(counts.header, changed, counts.claim))
-
-    return lie
+def each(change: Callable[[Tensor], Tensor]) -> Fault:
+    """A site that changes each of its tables."""
+    return lying(lambda tables: {name: change(table) for name, table in tables.items()})
 
 
 LIES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -218,12 +214,10 @@ def test_counts_that_no_records_give_are_refused_and_the_others_used(
     name: str, at_hospitals: tuple[str, Path, list[NodeConfig], Path], tmp_path: Path
 ) -> None:
     _, _, nodes, run = at_hospitals
-    fresh = moved(nodes, tmp_path)
-    folder, result = evaluated(
-        tmp_path, fresh, run, epsilon=1.0, faults={1: Fault(payload=lying(LIES[name]))}
-    )
+    fresh, faults = moved(nodes, tmp_path), {1: each(LIES[name])}
+    folder, result = evaluated(tmp_path, fresh, run, epsilon=1.0, faults=faults)
     assert result["sites"] == 2
-    assert [e["site"] for e in events_of(folder) if e["event"] == "rejected"] == ["clinic-1"]
+    assert rejected(folder) == ["clinic-1"]
 
 
 def moved(nodes: list[NodeConfig], home: Path) -> list[NodeConfig]:
@@ -251,10 +245,9 @@ def test_errors_beyond_their_records_are_refused(
             table[:, 1] = 3 * table[:, 0] + 30_000
         return table
 
-    folder, result = evaluated(
-        tmp_path, moved(nodes, tmp_path), run, epsilon=4.0, faults={0: Fault(payload=lying(more))}
-    )
-    refused = [e["site"] for e in events_of(folder) if e["event"] == "rejected"]
+    fresh, faults = moved(nodes, tmp_path), {0: each(more)}
+    folder, result = evaluated(tmp_path, fresh, run, epsilon=4.0, faults=faults)
+    refused = rejected(folder)
     assert refused == (["clinic-0"] if kind == "number" else [])
     assert result["sites"] == 3 - len(refused)
 
@@ -274,15 +267,9 @@ def test_a_model_of_another_target_is_refused_before_a_charge(
     for number, target in enumerate((changed, "")):
         file = tmp_path / f"other-{number}.safetensors"
         save_model(Head(head.header, head.weight, head.bias, head.clip, target=target), file)
-        digest = payload_of(read_model(file))[1]
         fresh = moved(nodes, tmp_path)
         with pytest.raises(RunError, match="quorum"):
-            evaluated(
-                tmp_path,
-                fresh,
-                run,
-                **{"counting.model": str(file), "counting.digest": digest},
-            )
+            evaluated(tmp_path, fresh, run, **named(file))
         assert not any(entries(node) for node in fresh), kind
 
 

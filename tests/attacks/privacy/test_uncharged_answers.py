@@ -177,30 +177,19 @@ def _a_code(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(answers.WORK, "evaluation", leaking)
 
 
-def _a_key_of_a_release(patch: pytest.MonkeyPatch) -> None:
-    honest = release.site_function
+def _in_the_release(change: Callable[[Any, int], Any]) -> Leak:
+    """A change of what a site has made, by its number of records."""
 
-    def leaking(combination: Any) -> Any:
-        def make(task: Any) -> Any:
-            made = honest(combination)(task)
-            return replace(made, answer={"rare": True} if len(task.found.train.labels) > 1 else {})
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        honest = release.site_function
 
-        return make
+        def leaking(combination: Any) -> Any:
+            made = honest(combination)
+            return lambda task: change(made(task), len(task.found.train.labels))
 
-    patch.setattr(release, "site_function", leaking)
+        patch.setattr(release, "site_function", leaking)
 
-
-def _longer(patch: pytest.MonkeyPatch) -> None:
-    honest = release.site_function
-
-    def leaking(combination: Any) -> Any:
-        def make(task: Any) -> Any:
-            made = honest(combination)(task)
-            return replace(made, payload=made.payload + bytes(len(task.found.train.labels)))
-
-        return make
-
-    patch.setattr(release, "site_function", leaking)
+    return plant
 
 
 LEAKS: dict[str, Leak] = {
@@ -214,8 +203,12 @@ LEAKS: dict[str, Leak] = {
         lambda asked, reported: reported | ({"rare": True} if _records(asked) > 1 else {})
     ),
     "a code": _a_code,
-    "a key of a release": _a_key_of_a_release,
-    "a longer release": _longer,
+    "a key of a release": _in_the_release(
+        lambda made, count: replace(made, answer={"rare": True} if count > 1 else {})
+    ),
+    "a longer release": _in_the_release(
+        lambda made, count: replace(made, payload=made.payload + bytes(count))
+    ),
     "records looked at to say hello": lambda patch: patch.setattr(
         answers, "without_records", lambda run, node: load_site(run, node, 1024.0)
     ),

@@ -48,6 +48,7 @@ GENERATED: dict[str, Scalar] = {
     "dpcvae.latent": 2,
     "dpcvae.synthetic": 4,
 }
+CHAIN: dict[str, Scalar] = {"fedpft.topology": "chain", "head.min-steps": 2, "head.epochs": 1}
 # Every method that takes epsilon, with little work.
 METHODS: dict[str, dict[str, Scalar]] = {
     **{
@@ -55,13 +56,8 @@ METHODS: dict[str, dict[str, Scalar]] = {
         for name in ("spherical", "diag", "full", "lowrank")
     },
     "dp-em": {"fedpft.components": 2},
-    "chain": {"fedpft.topology": "chain", "head.min-steps": 2, "head.epochs": 1},
-    "sealed chain": {
-        "fedpft.topology": "chain",
-        "fedpft.seal": True,
-        "head.min-steps": 2,
-        "head.epochs": 1,
-    },
+    "chain": CHAIN,
+    "sealed chain": {"fedpft.seal": True, **CHAIN},
     "dp-fedavg": {"method": "dp-fedavg", **ROUNDS},
     "dp-fedprox": {"method": "dp-fedprox", "fedavg.model": "mlp", "fedavg.width": 2, **ROUNDS},
     "fedlap": {
@@ -75,6 +71,7 @@ METHODS: dict[str, dict[str, Scalar]] = {
     "survey": {"counting.kind": "survey"},
     "evaluation": {"counting.kind": "evaluation", "counting.bins": 4, "counting.digest": "0" * 64},
 }
+EDEMA: dict[str, Scalar] = {"task": "multilabel", "label-columns": "edema", "classes": ""}
 # The same for every other target than classes.
 TARGETS: dict[str, dict[str, Scalar]] = {
     "number": {
@@ -83,14 +80,9 @@ TARGETS: dict[str, dict[str, Scalar]] = {
         "target-range": "0,100",
         "classes": "",
     },
-    "labels": {"task": "multilabel", "label-columns": "edema", "classes": ""},
+    "labels": EDEMA,
     # A record that is not annotated for all of its set is left out alone.
-    "capped": {
-        "task": "multilabel",
-        "label-columns": "edema",
-        "label-sets": "clinic=edema",
-        "classes": "",
-    },
+    "capped": EDEMA | {"label-sets": "clinic=edema"},
     "cells": {
         "task": "survival",
         "time-column": "time",
@@ -195,15 +187,13 @@ class Hospital:
         for number in range(1, last + 1):
             self._train(visit, run, config, training, number)
         if training is not None:
-            asked = training.payload()
-            visit.uncharged["evaluate after"] = _bytes(
-                self.ask("evaluate", run, to_record(asked, {"bytes": len(asked)}))
-            )
+            model = training.payload()
+            trained = to_record(model, {"bytes": len(model)})
+            visit.uncharged["evaluate after"] = _bytes(self.ask("evaluate", run, trained))
         spent = {"epsilon": 5.0} | {key: value for key, value in run.items() if key != "epsilon"}
-        asked_beyond = question(
-            parse_run(spent), _training(parse_run(spent), *self.place), 1, self.judged
-        )
-        _take_in(visit, "train beyond the budget", self.ask("train", spent, asked_beyond), config)
+        beyond = parse_run(spent)
+        asked = question(beyond, _training(beyond, *self.place), 1, self.judged)
+        _take_in(visit, "train beyond the budget", self.ask("train", spent, asked), config)
         visit.charged["ledger"] = [_facts(entry) for entry in self.entries()]
         kept = [self.home / "state" / name for name in ("runs", "generators")]
         visit.charged["files"] = sorted(
@@ -214,12 +204,8 @@ class Hospital:
     def _train(
         self, visit: Visit, run: dict[str, Scalar], config: Run, training: Training | None, at: int
     ) -> None:
-        _take_in(
-            visit,
-            f"train {at}",
-            self.ask("train", run, question(config, training, at, self.judged)),
-            config,
-        )
+        reply = self.ask("train", run, question(config, training, at, self.judged))
+        _take_in(visit, f"train {at}", reply, config)
         if training is not None:
             training.finish_round(["clinic"])
 
@@ -261,16 +247,9 @@ def question(
     config: Run, training: Training | None, number: int, judged: bytes | None
 ) -> RecordDict:
     question = judged if training is None else training.payload()
-    reported: Info = {
-        "run": config.digest,
-        "round": number,
-        "lineage": "abc",
-        "hop": 1,
-        "confirmed": number - 1,
-    }
-    reported |= {"keys": "{}", "readers": ""} | (
-        {} if question is None else {"bytes": len(question)}
-    )
+    reported: Info = {"run": config.digest, "round": number, "lineage": "abc", "hop": 1}
+    reported |= {"confirmed": number - 1, "keys": "{}", "readers": ""}
+    reported |= {} if question is None else {"bytes": len(question)}
     return to_record(question, reported)
 
 

@@ -8,8 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 import grpc
+import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.common.constant import PUBLIC_KEY_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER
+from flwr.server.superlink.fleet.grpc_rere import node_auth_server_interceptor as flowers
 from flwr.supercore.date import now
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 
@@ -32,3 +34,13 @@ class Signer(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc]
             (SIGNATURE_HEADER, sign_message(self._secret, time.encode())),
         ]
         return continuation(client_call_details._replace(metadata=metadata), request)
+
+
+def restore_flower(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What guards of Flower's own replace is Flower's again after the test."""
+    for place, name in (
+        (flowers.NodeAuthServerInterceptor, "_wrap_method_handler"),
+        (flowers.NodeAuthServerInterceptor, "intercept_service"),
+        (flowers, "_unary_unary_rpc_terminator"),
+    ):
+        monkeypatch.setattr(place, name, getattr(place, name))

@@ -21,6 +21,7 @@ from fedsurrogate.client_app.processes.supervisor import NODE_MODULE
 from fedsurrogate.common.settings.base import parse_overrides
 from fedsurrogate.server_app.deployment.submit import stop_process
 from fedsurrogate.server_app.lifecycle.ends import await_end
+from tests.children import ran
 from tests.e2e.hospitals import CLASSES, Hospital
 from tests.e2e.processes import PATIENCE, Federation, environment, federation, newest, until
 from tests.other_account import as_other_account
@@ -170,12 +171,7 @@ def test_another_account_finds_no_way_to_a_site_that_has_joined(
         assert not [each for each in opened if each.status == psutil.CONN_LISTEN]
         assert sockets
         for path in sockets:
-            done = subprocess.run(
-                as_other_account(CONNECT, path),
-                capture_output=True,
-                text=True,
-                check=False,
-            )
+            done = ran(as_other_account(CONNECT, path))
             assert "PermissionError" in done.stderr
     finally:
         thief.kill()

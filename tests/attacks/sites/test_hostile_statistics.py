@@ -26,13 +26,13 @@ def site(name: str, classes, covariance: AnyCovariance, count=20, scale=1.0) -> 
     d = covariance.variances_per_dimension().shape[1]
     generator = torch.Generator().manual_seed(sum(map(ord, name)))
     means = torch.randn(len(classes), d, generator=generator) * scale
-    table = Mixtures(
-        torch.full((len(classes),), count),
-        torch.arange(len(classes)),
-        torch.ones(len(classes)),
-        means,
-        covariance,
+    several = len(classes)
+    counts, labels, weights = (
+        torch.full((several,), count),
+        torch.arange(several),
+        torch.ones(several),
     )
+    table = Mixtures(counts, labels, weights, means, covariance)
     return Surrogate(Header("fedpft", "run", name, "backbone", tuple(classes)), table)
 
 
@@ -110,13 +110,8 @@ def test_a_site_whose_records_are_all_alike_is_not_refused(records, family):
     for seed in range(20):
         generator = torch.Generator().manual_seed(seed)
         x = (torch.randn(1, 64, generator=generator).relu() + 1000).expand(records, 64).clone()
-        table = fit(
-            x,
-            torch.zeros(records, dtype=torch.int64),
-            1,
-            MixtureSettings(family),
-            torch.Generator(),
-        )
+        one = torch.zeros(records, dtype=torch.int64)
+        table = fit(x, one, 1, MixtureSettings(family), torch.Generator())
         sent = Surrogate(Header("fedpft", "run", "a", "backbone", ("x",)), table)
         check_surrogate(
             unpack_surrogate(pack_surrogate(sent)), Expectation("fedpft", "run", family, 1, 16)
@@ -148,18 +143,10 @@ def test_a_stored_covariance_that_changed_or_vanished_after_its_check_is_refused
 
 @pytest.mark.parametrize("solver", ["lda", "sampled"])
 def test_figures_can_be_drawn_from_stored_covariances(solver):
-    settings = {
-        "fedpft.covariance": "gram",
-        "head.solver": solver,
-        "head.min-steps": 1,
-        "head.epochs": 1,
-    }
-    strategy = FedPFT(settings)
-    payloads = [pack_surrogate(whole(name)) for name in "ab"]
-    kept = [
-        strategy.kept(strategy.unpack(payload), lambda payload=payload: payload)
-        for payload in payloads
-    ]
+    settings = {"fedpft.covariance": "gram", "head.min-steps": 1, "head.epochs": 1}
+    strategy, kept = FedPFT(settings | {"head.solver": solver}), []
+    for payload in (pack_surrogate(whole(name)) for name in "ab"):
+        kept.append(strategy.kept(strategy.unpack(payload), lambda payload=payload: payload))
     source = strategy.learn(kept, ()).source
     assert source is not None
     features, labels = source.sample(0, 20)

@@ -35,7 +35,7 @@ from fedsurrogate.common.flower import flower
 from fedsurrogate.common.flower.v134_fleet import guard_fleet
 from fedsurrogate.server_app.deployment.fleet_guard import refusal
 from fedsurrogate.server_app.deployment.superlink import table_of_registered
-from tests.attacks.sites.signing import Signer
+from tests.attacks.sites.signing import Signer, restore_flower
 from tests.e2e.processes import free_ports
 
 
@@ -92,16 +92,7 @@ class Link:
 
 @pytest.fixture
 def link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Link]:
-    # Restore what is Flower's afterwards.
-    for place, name in (
-        (NodeAuthServerInterceptor, "_wrap_method_handler"),
-        (NodeAuthServerInterceptor, "intercept_service"),
-        (
-            importlib.import_module(NodeAuthServerInterceptor.__module__),
-            "_unary_unary_rpc_terminator",
-        ),
-    ):
-        monkeypatch.setattr(place, name, getattr(place, name))
+    restore_flower(monkeypatch)
     guard_fleet(refusal, registered_only=True)
     objects = ObjectStoreFactory()
     links = LinkStateFactory(str(tmp_path / "state.db"), NoOpFederationManager(), objects)

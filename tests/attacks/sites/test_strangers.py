@@ -21,7 +21,6 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.common.constant import PUBLIC_KEY_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest
-from flwr.server.superlink.fleet.grpc_rere import node_auth_server_interceptor as flowers
 from flwr.server.superlink.fleet.grpc_rere.node_auth_server_interceptor import (
     NodeAuthServerInterceptor,
 )
@@ -31,7 +30,7 @@ from hypothesis import strategies as st
 
 from fedsurrogate.common.flower.interface import Places
 from fedsurrogate.common.flower.v134_fleet import LARGEST_MESSAGE, guard_fleet
-from tests.attacks.sites.signing import Signer
+from tests.attacks.sites.signing import Signer, restore_flower
 from tests.e2e.processes import free_ports, until
 
 ROOT = Path(__file__).parents[3]
@@ -200,12 +199,7 @@ class Stub:
 
 @pytest.fixture
 def guarded(monkeypatch: pytest.MonkeyPatch) -> None:
-    for place, name in (
-        (NodeAuthServerInterceptor, "_wrap_method_handler"),
-        (NodeAuthServerInterceptor, "intercept_service"),
-        (flowers, "_unary_unary_rpc_terminator"),
-    ):
-        monkeypatch.setattr(place, name, getattr(place, name))
+    restore_flower(monkeypatch)
     guard_fleet(lambda _: "", registered_only=True)
 
 
