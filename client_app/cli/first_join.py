@@ -101,6 +101,7 @@ def _ask(kit: Kit) -> Kit:
     """Ask a person what the kit cannot know, once."""
     from fedsurrogate.common.settings import DataKind
 
+    from ..datasets.image_folders import find_tables
     from ..governance.policy import load_policy
     from ..kit import keep, set_limits
 
@@ -114,7 +115,7 @@ def _ask(kit: Kit) -> Kit:
     ) not in kinds:
         console.print(f"{kind!r} is none of these")
     answers = {"DATA": str(data), "DATA_KIND": kind}
-    if kind in ("parquet", "safetensors"):
+    if kind in ("parquet", "safetensors", "slides") or (kind != "dicom" and find_tables(data)):
         answers["LABEL_COLUMN"] = typer.prompt("Column with the class", default="label")
         answers["PATIENT_COLUMN"] = _optional("Column with the patient's ID")
     if weights := _optional("File with the weights of the backbone"):

@@ -135,7 +135,7 @@ def impact_fields(
     else:
         risk = (
             "No differential privacy: counts, means and second moments can reveal that a record was "
-            "used. `site audit` measures this by membership inference before anything leaves."
+            "used. `site check --attack` measures this by membership inference before anything leaves."
         )
         metric = "None by noise; the policy must allow it (without-dp)."
     aggregation = " Secure aggregation: the coordinator sees the sum over all sites alone."
