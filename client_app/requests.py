@@ -286,8 +286,7 @@ def _staged(keep: Mapping[Path, bytes], must_keep: bool) -> dict[Path, Path]:
 def _identification(request: SiteRequest, gate: Gate) -> Answer:
     run, node = request.run, request.node
     request.check_run()
-    begun = any(each["flower_run"] == request.flower_run for each in gate.ledger.entries())
-    if run.private and not (begun or run.settings.resume):
+    if run.private and not (run.settings.resume or gate.has_charged(request.flower_run)):
         # What the budget cannot pay for is refused before another site is charged.
         gate.check_planned(planned(request))
     site_features = _features(request, gate, is_protected(run.hides_sites, node))
@@ -397,7 +396,7 @@ def _keep(request: SiteRequest, gate: Gate) -> None:
         keep_received(
             request.node,
             model,
-            any(e.get("flower_run") == request.flower_run for e in gate.ledger.entries()),
+            gate.has_charged(request.flower_run),
             gate.policy.kept_mib,
         )
 

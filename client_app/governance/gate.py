@@ -517,6 +517,10 @@ class Gate:
             return {}
         return {"receipt": str(seen.receipt(seen.length, seen.last))}
 
+    def has_charged(self, flower_run: str) -> bool:
+        """Whether a run has a release in the ledger. Raises LedgerError."""
+        return any(entry.get("flower_run") == flower_run for entry in self.ledger.entries())
+
     def spent(self) -> float:
         """The part of epsilon-total that is spent. Raises LedgerError."""
         return spent(self.ledger.entries(), self._budget)
