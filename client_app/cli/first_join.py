@@ -5,6 +5,7 @@ ledger, write a service.
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from itertools import islice
@@ -90,7 +91,7 @@ def prepare(folder: Path, yes: bool) -> Kit:
         elif not yes:
             raise LedgerError(
                 f"the ledger of {node.data_dir} was never opened, so nothing may leave; type `site join "
-                f"{kit.folder}` in a terminal, or with --yes"
+                f"{shlex.quote(str(kit.folder))}` in a terminal, or with --yes"
             )
         open_ledger(node)
         console.print(f"opened {ledger.path}; keep it and {node.check_log}", soft_wrap=True)

@@ -169,7 +169,7 @@ class Approvals:
         if signed is None:
             raise PolicyError(
                 f"require-approval = {fewest}: the run has no signed proposal (`coordinator "
-                "propose`)"
+                "approval propose`)"
             )
         try:
             return check_signed(signed, digest, known, fewest, datetime.now(UTC).date())

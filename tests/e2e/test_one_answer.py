@@ -156,3 +156,20 @@ def test_ledger_doctor_check_and_run_give_one_answer(
             run_federation(west.home / "runs", [flat], **own, **more)
         charged = len(json.loads(typed("ledger", "show", "--json")[1])["entries"])
         assert charged - len(before["entries"]) == (not why and not more)
+
+
+@pytest.mark.parametrize(
+    ("classes", "noise"),
+    [("normal,pneumonia", True), ("nein,yes", True), ("no,yes,covid", False), ("no,yes", False)],
+)
+def test_a_run_that_writes_classes_otherwise_than_the_site_costs_nothing(
+    classes: str, noise: bool, west: Hospital
+) -> None:
+    """As a coordinator types the example of a page: it was charged in full, for noise alone."""
+    own = {"epsilon": 1.0, "delta": 1e-5, "classes": classes, "image_size": 4, "method": "fedpft"}
+    for more in ({"check_only": True}, {}):
+        with pytest.raises(RunError, match=PUBLIC_SENTENCES["data"]) if noise else nullcontext():
+            run_federation(west.home / "runs", [parse_overrides([west.text])], **own, **more)
+    log = (west.home / "state/site.log").read_text()
+    assert ("The coordinator and all sites need the same names" in log) == noise
+    assert len(open_gate(west.node, "imagefolder", "").ledger.entries()) == (not noise)
