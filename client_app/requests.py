@@ -50,7 +50,14 @@ from .features.site_features import (
 from .governance import work_limits
 from .governance.gate import Gate, after, open_gate
 from .governance.policy import note_policy
-from .governance.release import charge_and_release, entry, hold, prepare, without_records
+from .governance.release import (
+    charge_and_release,
+    entry,
+    hold,
+    planned,
+    prepare,
+    without_records,
+)
 from .governance.sealed_only import check_counting, check_work, in_clear
 from .governance.work_limits import SiteLimits, remove_oldest
 from .methods.baselines import check_comparable, compare
@@ -279,6 +286,9 @@ def _staged(keep: Mapping[Path, bytes], must_keep: bool) -> dict[Path, Path]:
 def _identification(request: SiteRequest, gate: Gate) -> Answer:
     run, node = request.run, request.node
     request.check_run()
+    if run.private and not (run.settings.resume or gate.has_charged(request.flower_run)):
+        # What the budget cannot pay for is refused before another site is charged.
+        gate.check_planned(planned(request))
     site_features = _features(request, gate, is_protected(run.hides_sites, node))
     dimension = site_features.train.features.shape[1]
     gate.check_size(run.plan.work, dimension, len(run.settings.classes))
@@ -386,7 +396,7 @@ def _keep(request: SiteRequest, gate: Gate) -> None:
         keep_received(
             request.node,
             model,
-            any(e.get("flower_run") == request.flower_run for e in gate.ledger.entries()),
+            gate.has_charged(request.flower_run),
             gate.policy.kept_mib,
         )
 

@@ -5,6 +5,7 @@ site decides or looks up.
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -116,7 +117,7 @@ def enrol(
     console.print(
         f"fingerprint  {in_groups(enrolment.read_request(content).fingerprint())}\n"
         "read it out when the coordinator calls; then unpack the kit next to this folder:\n"
-        f"  tar xzf {name}.tar.gz           the first time; then: site join {folder}\n"
+        f"  tar xzf {name}.tar.gz           the first time; then: site join {shlex.quote(str(folder))}\n"
         f"  tar xzf {name}.tar.gz {name}/certificates    to renew: settings and policy stay as they are",
         soft_wrap=True,
     )

@@ -5,6 +5,7 @@ ledger, write a service.
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from itertools import islice
@@ -90,7 +91,7 @@ def prepare(folder: Path, yes: bool) -> Kit:
         elif not yes:
             raise LedgerError(
                 f"the ledger of {node.data_dir} was never opened, so nothing may leave; type `site join "
-                f"{kit.folder}` in a terminal, or with --yes"
+                f"{shlex.quote(str(kit.folder))}` in a terminal, or with --yes"
             )
         open_ledger(node)
         console.print(f"opened {ledger.path}; keep it and {node.check_log}", soft_wrap=True)
@@ -101,6 +102,7 @@ def _ask(kit: Kit) -> Kit:
     """Ask a person what the kit cannot know, once."""
     from fedsurrogate.common.settings import DataKind
 
+    from ..datasets.image_folders import find_tables
     from ..governance.policy import load_policy
     from ..kit import keep, set_limits
 
@@ -114,7 +116,7 @@ def _ask(kit: Kit) -> Kit:
     ) not in kinds:
         console.print(f"{kind!r} is none of these")
     answers = {"DATA": str(data), "DATA_KIND": kind}
-    if kind in ("parquet", "safetensors"):
+    if kind in ("parquet", "safetensors", "slides") or (kind != "dicom" and find_tables(data)):
         answers["LABEL_COLUMN"] = typer.prompt("Column with the class", default="label")
         answers["PATIENT_COLUMN"] = _optional("Column with the patient's ID")
     if weights := _optional("File with the weights of the backbone"):

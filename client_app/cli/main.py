@@ -155,45 +155,53 @@ def show(node_config: Node, as_json: Json = False) -> None:
 
     Exits with 1 if the ledger is not open, damaged, or older than its check log; nothing leaves then.
     """
-    from fedsurrogate.common.settings import Settings
+    from fedsurrogate.common.run import parse_run
 
     from ..governance.gate import open_gate
-    from ..governance.ledger import one_run
+    from ..governance.policy import PUBLIC_KINDS, policy_of
+    from ..governance.verdict import verdict
 
     node = _with_data(node_config)
-    gate = open_gate(node, Settings().data, "")
-    entries, policy = gate.ledger.entries(), gate.policy
-    spent, more = gate.spent(), gate.runs_left(one_run(policy))
+    # The most expensive run of noisy sums that the policy allows.
+    classes = ",".join(node.classes) or "a,b"
+    policy = policy_of(node)
+    run = parse_run({"epsilon": policy.epsilon_per_run, "delta": policy.delta, "classes": classes})
+    gate = open_gate(node, run.settings.data, "")
+    entries, found = gate.ledger.entries(), verdict(run, gate, node)
     shown = {
         "ledger": str(gate.ledger.path),
-        "epsilon": spent,
+        "epsilon": found.spent,
         "epsilon_total": policy.epsilon_total,
-        "epsilon_left": max(0.0, policy.epsilon_total - spent),
+        "epsilon_left": found.left,
         "delta": policy.delta,
         "delta_total": policy.delta_total or 2 * policy.delta,
-        "runs_left": more,
-        "closed": gate.closed(),
+        "runs_left": found.runs_left,
+        "refusal": found.refusal,
         "without_privacy": gate.ledger.non_private_releases(),
         "entries": entries,
     }
     if as_json:
         print(json.dumps(shown, indent=2))
         return
-    if not entries:
+    if entries:
+        console.print(ledger_table(entries))
+    else:
         console.print(f"nothing has left yet; the ledger is {gate.ledger.path}", soft_wrap=True)
-        if runs := sorted(gate.ledger.path.parent.glob(f"*/{gate.ledger.path.name}")):
-            public = "public data: every run has its own ledger, and no budget adds them up"
-            console.print("\n  ".join([public, *map(str, runs)]), soft_wrap=True)
+    if node.data in PUBLIC_KINDS:
+        runs = sorted(gate.ledger.path.parent.glob(f"*/{gate.ledger.path.name}"))
+        public = "public data: every run has its own ledger, and no budget adds them up"
+        console.print("\n  ".join([public, *map(str, runs)]), soft_wrap=True)
         return
-    console.print(ledger_table(entries))
-    of_total = f"spent epsilon {spent:.4g} of {policy.epsilon_total:g} at delta {policy.delta:g}"
-    fits = f"{more} more runs of noisy sums at epsilon-per-run = {policy.epsilon_per_run:g} fit"
+    of_total = (
+        f"spent epsilon {found.spent:.4g} of {policy.epsilon_total:g} at delta {policy.delta:g}"
+    )
+    usual = f"of noisy sums at epsilon-per-run = {policy.epsilon_per_run:g}"
     holds = f"the total holds at delta {shown['delta_total']:g}, for any later requests"
-    left = f"{of_total}, {shown['epsilon_left']:.4g} left; {gate.ledger.path}"
-    if shown["closed"]:
-        console.print(f"{left}\nno private run is possible: {shown['closed']}", soft_wrap=True)
-        return
-    console.print(f"{left}\n{fits}; {holds}", soft_wrap=True)
+    left = f"{of_total}, {found.left:.4g} left; {gate.ledger.path}"
+    fits = f"{found.runs_left} more runs {usual} fit; {holds}"
+    if found.refusal:
+        fits = f"a run {usual} would be refused: {found.refusal}; `site check` asks about another"
+    console.print(f"{left}\n{fits}", soft_wrap=True)
 
 
 def ledger_table(entries: Sequence[dict[str, Any]]) -> Table:

@@ -11,11 +11,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.escapes import csv_text
 from fedsurrogate.common.extras import needed_for
 from fedsurrogate.common.files import replace_file
+from fedsurrogate.common.flower.environment import is_loopback
 from fedsurrogate.common.identity import normal
 from fedsurrogate.common.setting_lines import read_setting_lines
 
@@ -86,12 +88,18 @@ def client_of(url: str, settings: Mapping[str, str]) -> Any:
         settings: as `settings_of` gives them.
 
     Raises:
-        ConfigError: for another address, or a secret in it.
+        ConfigError: for another address, a secret in it, or one that would travel without TLS.
     """
     if not re.match(r"https?://[^/@\s]+(/[^@\s]*)?$", url):
         raise ConfigError(
             f"--dicomweb must be http(s)://HOST[:PORT]/PATH, without a password; set that in "
             f"{VARIABLES['USER']} and {VARIABLES['PASSWORD']}"
+        )
+    secrets = [VARIABLES[name] for name in ("TOKEN", "PASSWORD") if settings[name]]
+    if secrets and url.startswith("http:") and not is_loopback(f"{urlsplit(url).hostname}:"):
+        raise ConfigError(
+            f"--dicomweb {url}: the network could read {secrets[0]}, because http has no TLS; use https://, or "
+            "http:// with an address of this machine"
         )
     with needed_for("site fetch"):
         from dicomweb_client import DICOMwebClient, session_utils

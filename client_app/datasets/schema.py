@@ -98,6 +98,31 @@ def check_class_folders(node: NodeConfig) -> None:
     check_named(node, there, "folder")
 
 
+def check_run_classes(node: NodeConfig, wanted: Collection[str]) -> None:
+    """Refuse a run that writes classes otherwise than the site's own settings: the records of such
+    a class would be left out, and only noise would be charged for it.
+
+    A site may lack classes of a run, and a run may leave classes of a site out. Where both is so,
+    a name is wrong. No record decides this.
+
+    Args:
+        node: the site's settings.
+        wanted: the classes of the run; empty if it names none.
+
+    Raises:
+        DataError: that names the classes.
+    """
+    unknown = [name for name in wanted if name not in node.classes]
+    unused = [name for name in node.classes if name not in wanted]
+    if wanted and unknown and unused:
+        raise SourceError(
+            f"the run has classes {some(unknown)}, which this site's settings do not name, and lacks "
+            f"{some(unused)}, which they do (classes = {','.join(node.classes)!r}). The coordinator and all "
+            "sites need the same names; if the run means to leave yours out, remove classes from this "
+            "site's settings"
+        )
+
+
 def check_named(node: NodeConfig, there: Collection[str], what: str) -> None:
     """Refuse data that lack a class of the site's own settings.
 

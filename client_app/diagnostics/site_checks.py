@@ -173,7 +173,7 @@ PEERS = (
 COORDINATOR = "take coordinator.pub from the site kit, or the output of `coordinator sites key` at the coordinator"
 SPENT = "nothing more may leave; only a person may raise epsilon-total"
 REPAIR = "every release is refused until it is repaired; see `site ledger show`"
-OPEN = "`site join KIT` asks whether to open it; or type once: site ledger open"
+OPEN = "`site join KIT` asks whether to open it; or type `site ledger open` once, with the same --node-config"
 CLOSE = "`site join`, or the next request, closes those of this user; for others' files: chmod -R go-rwx"
 BURNED_IN = "a model may learn a name in the pixels; black it out, or leave these images (BurnedInAnnotation) out"
 
@@ -303,6 +303,8 @@ def _ledger(gate: Gate) -> Outcome:
         facts += f"; {noise} of them WITHOUT ANY RECORD, pure noise, because the records could not be used"
     if spent >= total:
         return "FAIL", facts, SPENT
+    if why := gate.closed():
+        return "WARN", facts, f"no private run is possible: {why}"
     remedy = "site.log in state-dir has the error; correct it before the next run"
     return ("WARN", facts, remedy) if noise else ("PASS", facts, "")
 

@@ -27,7 +27,7 @@ from fedsurrogate.common.settings import DataKind
 from fedsurrogate.common.wire.records import Info
 
 from ..datasets.partition import selection
-from ..datasets.schema import check_class_folders
+from ..datasets.schema import check_class_folders, check_run_classes
 from ..node_config import NodeConfig
 from .budget import check_budget, closed, runs_left, spent
 from .entries import Charged, Release
@@ -169,7 +169,7 @@ class Approvals:
         if signed is None:
             raise PolicyError(
                 f"require-approval = {fewest}: the run has no signed proposal (`coordinator "
-                "propose`)"
+                "approval propose`)"
             )
         try:
             return check_signed(signed, digest, known, fewest, datetime.now(UTC).date())
@@ -272,11 +272,12 @@ class Gate:
         charged.
 
         Called before any work. Raises DataError where the folder of a class is gone that the site's own
-        settings name.
+        settings name, or where the run writes classes otherwise.
         """
         check_confirmed(self._node, self.policy)
         self._check_policy(run)
         check_class_folders(self._node)
+        check_run_classes(self._node, run.settings.classes)
         if not run.private:
             self._selections[run.full_digest] = selection(run, self._node)
         if self._approvals is not None:
@@ -515,6 +516,10 @@ class Gate:
         if seen is None or seen.length <= before:
             return {}
         return {"receipt": str(seen.receipt(seen.length, seen.last))}
+
+    def has_charged(self, flower_run: str) -> bool:
+        """Whether a run has a release in the ledger. Raises LedgerError."""
+        return any(entry.get("flower_run") == flower_run for entry in self.ledger.entries())
 
     def spent(self) -> float:
         """The part of epsilon-total that is spent. Raises LedgerError."""

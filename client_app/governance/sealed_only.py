@@ -49,7 +49,7 @@ def check_sealed_run(policy: Policy, sealed: bool, peers: str) -> None:
         raise PolicyError(
             "require-seal = true, but the node-config names no peers: the coordinator could send "
             "its own key as that of another site; set peers to a file with the lines that `site "
-            "key` prints at the other sites"
+            "offline key` prints at the other sites"
         )
 
 

@@ -6,6 +6,7 @@ coordinator and sites trust each other, and the record of what was done.
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -209,7 +210,7 @@ def init(
         console.print(f"  {file}", soft_wrap=True)
     console.print(
         f"  {folder / CERTIFICATES}: certificates and keys; keep a copy of it on another machine\n"
-        f"start it: cd {folder} && coordinator superlink, or docker compose up -d\n"
+        f"start it: cd {shlex.quote(str(folder))} && coordinator superlink, or docker compose up -d\n"
         "let a hospital in: coordinator sites accept REQUEST",
         soft_wrap=True,
     )

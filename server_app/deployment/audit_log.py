@@ -92,7 +92,7 @@ def check_allowed(
             raise ConfigError(
                 f"{folder / RULES}: approvals = {needed}, so this needs a proposal that {needed} of "
                 f"the people in {APPROVERS} have signed: `coordinator approval propose`, `coordinator "
-                "approve`, then the same command with --proposal FILE"
+                "approval approve`, then the same command with --proposal FILE"
             )
         return []
     if signed.proposal.action != action:

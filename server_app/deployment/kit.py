@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import io
 import re
+import shlex
 import tarfile
 import time
 from collections.abc import Iterator
@@ -87,14 +88,14 @@ def pack_kit(certificates: Path, site: str, coordinator: str, image: str, out: P
 
 
 def _contents(folder: Path, site: str, coordinator: str, image: str) -> Iterator[tuple[str, bytes]]:
-    own_key = (folder / CERTIFICATE).is_file()
+    own_key, credentials = (folder / CERTIFICATE).is_file(), folder.parents[1]
+    place = shlex.quote(str(credentials))
     for name in (*SITE_FILES, CERTIFICATE if own_key else SITE_KEY):
-        make = f"make it with coordinator sites certs --site {site}"
+        make = f"make it with `coordinator sites certs {place} --site {site}`"
         yield f"certificates/{name}", _content(folder / name, make)
-    credentials = folder.parents[1]
     yield (
         f"certificates/{PUBLIC}",
-        _content(credentials / PUBLIC, f"coordinator sites key {credentials} makes it"),
+        _content(credentials / PUBLIC, f"`coordinator sites key {place}` makes it"),
     )
     facts = {"{site}": site, "{coordinator}": coordinator, "{image}": image}
     for name, source in SOURCES.items():

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -85,7 +86,7 @@ def read_request_key(folder: Path) -> bytes:
         raise ConfigError(
             f"{file} cannot be read ({error.strerror}), and sites reply only to requests that it "
             f"signs; restore it; if it is lost, remove {PUBLIC}, make another with `coordinator "
-            f"key {folder}`; sites need its public key"
+            f"sites key {shlex.quote(str(folder))}`; sites need its public key"
         ) from None
     if len(key) != SEED_BYTES:
         raise ConfigError(f"{file} is damaged; restore it")

@@ -5,6 +5,7 @@ node ids.
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -50,7 +51,7 @@ def check_not_revoked(folder: Path, site: str, line: str) -> None:
     if key_fingerprint(line.encode()) in _revoked(folder):
         raise ConfigError(
             f"the key of site {site!r} was revoked, and is never accepted again; the site needs a "
-            f"new key: `coordinator sites certs {folder} --site {site} --new-key`, or, where the hospital "
+            f"new key: `coordinator sites certs {shlex.quote(str(folder))} --site {site} --new-key`, or, where the hospital "
             "makes its own, `site enrol` after it has removed certificates/site.key"
         )
 
@@ -185,7 +186,7 @@ def _keys(folder: Path) -> dict[str, str]:
     keys = {file.parent.name: _key(file) for file in sorted((folder / "sites").glob("*/site.pub"))}
     if not keys:
         raise ConfigError(
-            f"{folder} has no key of a site; `coordinator sites certs {folder} --site NAME` makes one"
+            f"{folder} has no key of a site; `coordinator sites certs {shlex.quote(str(folder))} --site NAME` makes one"
         )
     if wrong := [name for name in keys if not SITE_NAME.fullmatch(name)]:
         raise ConfigError(

@@ -408,7 +408,7 @@ def test_a_kit_holds_one_sites_certificates_for_nobody_else_to_read(tmp_path: Pa
     )
     for name, place, file, why in (
         ("north", PLACE, "north", "north.tar.gz' exists"),
-        ("east", PLACE, "east", "make it with coordinator sites certs --site east"),
+        ("east", PLACE, "east", "make it with `coordinator sites certs .* --site east`"),
         ("north", "https://fl.example.org", "again", "coordinator = 'https://fl.example.org'"),
     ):
         with pytest.raises(ConfigError, match=why):

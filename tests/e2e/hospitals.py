@@ -4,6 +4,7 @@ make a release.
 
 import contextlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ class Hospital:
     """One site: its folders below `home`, its node-config, its charges. A person has opened its
     ledger.
 
-    Before a release, an app reads the policy first. `hold` replaces the policy with a pipe, so that
+    For each request, an app reads the policy first. `hold` replaces the policy with a pipe, so that
     the app waits there as long as a test wants. It stays alive, as with a disk that does not
     respond.
     """
@@ -65,9 +66,22 @@ class Hospital:
         return [entry for entry in ledger.entries() if entry["kind"] == "release"]
 
     def hold(self) -> None:
-        """Make the next app wait before it makes a release."""
+        """Make the next app wait before it answers."""
         self.policy_file.unlink()
         os.mkfifo(self.policy_file)
+
+    def introduce(self, introduced: Callable[[], bool]) -> None:
+        """Let waiting apps answer until the site has introduced itself; a later one waits again."""
+
+        def done() -> bool:
+            if self._stands() and not introduced():
+                # Later apps wait at another pipe, before this one's app reads to its end.
+                os.mkfifo(following := self.policy_file.with_suffix(".new"))
+                following.replace(self.policy_file)
+                self._answer()
+            return introduced()
+
+        until(done)
 
     def await_app(self) -> None:
         """Wait until an app waits at the held policy."""
@@ -79,12 +93,17 @@ class Hospital:
         plain.write_text(POLICY)
         plain.replace(self.policy_file)
         if self._pipe >= 0:
-            with contextlib.suppress(BrokenPipeError):
-                os.write(self._pipe, POLICY.encode())
-            os.close(self._pipe)
-            self._pipe = -1
+            self._answer()
+
+    def _answer(self) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self._pipe, POLICY.encode())
+        os.close(self._pipe)
+        self._pipe = -1
 
     def _stands(self) -> bool:
+        if self._pipe >= 0:
+            return True
         try:
             self._pipe = os.open(self.policy_file, os.O_WRONLY | os.O_NONBLOCK)
         except OSError:

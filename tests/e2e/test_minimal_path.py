@@ -21,7 +21,7 @@ from fedsurrogate.client_app.processes.own_account import own_folder
 from fedsurrogate.server_app.deployment.submit import stop_process
 from tests.deploy.test_compose import DEPLOY
 from tests.documents import commands
-from tests.e2e.processes import environment, free_ports, listens, until
+from tests.e2e.processes import BIN, environment, free_ports, listens, until
 from tests.terminals import Terminal
 
 pytestmark = pytest.mark.slow
@@ -59,10 +59,15 @@ def test_three_commands_join_and_three_run(typed: tuple[Path, dict[str, str]]) -
             running.callback(stop_process, terminal.process.pid)
             return terminal
 
-        init = start(home, "coordinator", "init", "federation", "--port", str(port))
+        init = start(home, "coordinator", "init", "our federation", "--port", str(port))
         assert init.answer([("reach this machine", "127.0.0.1")]).ended() == 0
-        federation = home / "federation"
-        start(federation, "coordinator", "superlink")
+        federation = home / "our federation"
+        # Typed as it is shown, with the blank in the folder's name.
+        first = re.search(r"start it: (.*), or docker", init.shown)
+        accept = re.search(r"let a hospital in: (.*)REQUEST", init.shown)
+        assert first
+        assert accept
+        start(home, "sh", "-c", first[1].replace("coordinator", str(BIN / "coordinator")))
         until(lambda: listens(own["FEDSURROGATE_CONTROL"]))
         # A test beside this one may have a SuperNode that starts what runs bring, which the doctor refuses.
         until(lambda: check_isolation().state != "FAIL")
@@ -77,8 +82,13 @@ def test_three_commands_join_and_three_run(typed: tuple[Path, dict[str, str]]) -
             assert asked.ended() == 0
             said = re.search(r"fingerprint +([0-9a-f ]{39})", asked.shown)
             assert said
+            shown = re.search(
+                r"\n +(tar xzf \S+) +the first time; then: (site join \S+)", asked.shown
+            )
+            assert shown
+            assert (shown[1], f"{shown[2].rstrip()}/") == (unpack, join)
             shutil.copy(place / name / f"{name}.csr", federation)
-            accepts = start(federation, "coordinator", "sites", "accept", f"{name}.csr")
+            accepts = start(federation, *accept[1].split(), f"{name}.csr")
             accepts.until("read out")
             assert said[1] not in accepts.shown, "it must come from the hospital"
             accepts.type(said[1])

@@ -1,6 +1,7 @@
 """Hospitals with their own data and ledgers, and runs with them that take seconds."""
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -43,14 +44,23 @@ class Scene:
         )
         return self.running.submit(f"{shared} {settings}", self.home)
 
-    def submit_held(self, *names: str, deadline: float = 150.0) -> str:
-        """Start a run in which these sites wait before their work, until a test lets them continue."""
+    def submit_held(self, *names: str, settings: str = "", deadline: float = 150.0) -> str:
+        """Start a run in which these sites introduce themselves, and wait before their work until a test
+        lets them continue.
+        """
+        before = self.introductions()
         for name in names:
             self.sites[name].hold()
-        run = self.submit(deadline=deadline)
+        run = self.submit(settings, deadline)
+        for name in names:
+            self.sites[name].introduce(lambda name=name: self.introductions()[name] > before[name])
         for name in names:
             self.sites[name].await_app()
         return run
+
+    def introductions(self) -> Counter[str]:
+        """How often each site has introduced itself, in all runs."""
+        return Counter(event["site"] for event in events(self.output, "identified"))
 
     def result(self, run: str) -> dict[str, Any]:
         """Wait for a run's end, print the time, and return its metrics."""

@@ -323,7 +323,7 @@ def use_generator(job: Job, gate: Gate) -> Info:
         SurrogateError: for a generator of another run, or of a run in which the site took no part.
         DataError: where it cannot be evaluated.
     """
-    if not any(entry.get("flower_run") == job.flower_run for entry in gate.ledger.entries()):
+    if not gate.has_charged(job.flower_run):
         raise SurrogateError(
             f"a generator of run {job.flower_run}, in which this site has taken no part"
         )
