@@ -106,6 +106,7 @@ def gate(
         let_out=calls.noting("let_out"),
         ledger=SimpleNamespace(entries=lambda: [{}, {"flower_run": FLOWER}]),
     )
+    made.has_charged = lambda run: any(e.get("flower_run") == run for e in made.ledger.entries())
     calls.instead("open_gate", made)
     return made
 
