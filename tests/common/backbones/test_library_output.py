@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from dataclasses import replace
 from importlib.util import find_spec
@@ -49,7 +50,10 @@ def test_equal_and_other_weights_are_told_apart(tmp_path: Path) -> None:
     same = compared(name)
     assert same is not None
     assert same.same is True
-    assert "features of an image differ from those of timm by 0 of the largest" in same.words
+    # Kernels of other processors sum in another order.
+    assert re.search(
+        r"features of an image differ from those of timm by (0|\de-0\d) of the largest", same.words
+    )
     other = compared(name, folder=tmp_path / "two")
     assert other is not None
     assert other.same is False
