@@ -1,4 +1,4 @@
-"""Accuracy against bytes of every surrogate, compared with oracle, ensemble and average of heads.
+"""Accuracy against bytes of every surrogate, compared with a centralized head, ensemble and average of heads.
 
 Every row uses real payloads: each site's surrogate is packed, measured, unpacked and used for
 learning. Default: CIFAR-10 features, 10 sites, Dirichlet 0.1, three seeds. For other data give
@@ -92,7 +92,7 @@ def main() -> None:
     oracle = statistics.mean(accuracy["centralized"])
     order = (*BASELINES, *ROWS)
     rows = [frontier_row(name, accuracy[name], oracle, size[name], scale=100) for name in order]
-    columns = ("released", "accuracy %", "sd", "against oracle", "uplink MB, all sites")
+    columns = ("released", "accuracy %", "sd", "against centralized", "uplink MB, all sites")
     title = f"{options.name}: {options.sites} sites, {options.seeds} seeds"
     facts = {"settings": without_paths(settings), "accuracy": accuracy, "bytes": size}
     report(options.name, title, columns, rows, **facts)

@@ -24,7 +24,7 @@ from fedsurrogate.server_app.deployment.local_engine import simulate_here
 from fedsurrogate.server_app.runs.state import METRICS, read_json
 
 COLUMNS = (
-    *("epsilon", "largest class", "accuracy", "balanced accuracy", "AUROC"),
+    *("epsilon", "majority baseline", "accuracy", "balanced accuracy", "AUROC"),
     *("sensitivity", "specificity", "kB sent by all sites"),
 )
 SITES, CLASSES, DELTA = 4, ("normal", "pneumonia"), 1e-5
@@ -50,7 +50,7 @@ def measured(settings: dict[str, Scalar]) -> dict[str, Any]:
 
 
 def row_of(epsilon: float, runs: list[dict[str, Any]]) -> tuple[Any, ...]:
-    """Means over the seeds: the largest class, measures in %, sensitivity and specificity for the
+    """Means over the seeds: the majority baseline, metrics in %, sensitivity and specificity for the
     finding, and kB of all sites.
     """
     quality = [run["quality"] for run in runs]

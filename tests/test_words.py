@@ -23,8 +23,14 @@ ROOT = Path(__file__).parents[1]
 OLD = {
     "secure sum": (r"secure[\s_-]+(sums?|summation)\b", "secure aggregation"),
     "joint noise": (r"joint[\s_-]+noise", "distributed noise"),
-    "pooled head": (r"pooled[\s_-]+heads?\b|accuracy\.oracle|`oracle`", "centralized head"),
-    "largest class alone": (r"largest class alone|giving the largest class", "majority baseline"),
+    "pooled head": (
+        r"pooled[\s_-]+heads?\b|accuracy\.oracle|`oracle`|(compared with|against) oracle",
+        "centralized head",
+    ),
+    "largest class alone": (
+        r"largest class (alone|\|)|giving the largest class",
+        "majority baseline",
+    ),
     "target": (r"\btarget\s*=\s*\\?[\"']?(class|labels|number|time)\b", "task"),
     "measure": (r"\b([Aa]|[Ee]ach|[Ee]very) measure\b(?! of privacy)|^Measures of", "metric"),
     "beyond chance": (r"beyond chance", "significant"),
