@@ -51,9 +51,8 @@ SMALLEST_SHARE = 1e-3
 # Lower bound of a dimension's variance, as a share of the mean: small variances give large weights
 # and are least certain.
 SMALLEST_DIAGONAL = 0.1
-# Numbers of sites of which a few do not choose the solver alone; by how much more harm least squares may
-# do them than discriminants.
-FEWEST_SITES, MOST_SITES, SLACK = 4, 64, 0.01
+# Numbers of sites of which a few do not choose the solver alone.
+FEWEST_SITES, MOST_SITES = 4, 64
 # Keeps a linear system with nearly parallel directions solvable.
 RIDGE = 1e-6
 
@@ -150,7 +149,9 @@ def _harmful(surrogates: Sequence[SumsSurrogate], few: Sequence[int]) -> bool:
     """Whether least squares lets a few sites harm the others, as a site's own weight may not.
 
     The harm is what the others' records lose against discriminants without the few; by more than
-    one in five of the sites, in a head that has not seen their records.
+    one in five of the sites, in a head that has not seen their records. Least squares may do as much
+    more of it than discriminants as a site with its whole weight may do: under noise, honest sites
+    of another style do up to two points more.
     """
     others = [at for at in range(len(surrogates)) if at not in few]
     harm = torch.full((2, len(surrogates)), -1.0, dtype=torch.float64)
@@ -168,7 +169,7 @@ def _harmful(surrogates: Sequence[SumsSurrogate], few: Sequence[int]) -> bool:
             # Without the judge no class stands out from the noise.
             continue
     pooled, apart = largest(harm).tolist()
-    return bool(apart > max(MOST, min(OUT, pooled + SLACK)))
+    return bool(apart > min(OUT, max(0.0, pooled) + MOST))
 
 
 def _placed(judge: SumsSurrogate, surrogates: Sequence[SumsSurrogate], differ: bool) -> float:
