@@ -105,7 +105,7 @@ def measured(folder: Path, epsilon: float) -> tuple[object, ...]:
 
 
 def main() -> None:
-    described(__doc__)
+    described(__doc__).parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as home:
         os.environ |= {"HOME": home, "XDG_STATE_HOME": f"{home}/s", "XDG_CONFIG_HOME": f"{home}/c"}

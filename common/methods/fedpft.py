@@ -342,7 +342,7 @@ def plan(settings: Settings) -> Plan:
         variant=f"{chosen.family}, {chosen.mechanism}" if settings.epsilon else chosen.family,
         head=SOLVERS_IN_WORDS[chosen.solver],
         mean_over_columns=chosen.mechanism in (SUMS, DISTRIBUTED_SUMS)
-        and weighs_own_parts(settings),
+        and weighs_own_parts(settings.features, own.public),
         ranges=not chain,
     )
 

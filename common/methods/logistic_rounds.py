@@ -115,7 +115,7 @@ def logistic_plan(settings: Settings) -> Plan:
         variant=LOGISTIC,
         sent_by_solver=True,
         head=LOGISTIC_HEAD,
-        mean_over_columns=weighs_own_parts(settings),
+        mean_over_columns=weighs_own_parts(settings.features, own.public),
     )
 
 

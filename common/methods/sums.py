@@ -10,7 +10,7 @@ from functools import partial
 
 from ..errors import LARGEST_COUNT
 from ..privacy.mechanism import DISTRIBUTED_SUMS, SUMS, NoisySums
-from ..settings import Settings
+from ..settings import FeaturesSettings, Settings
 from ..settings.heads import AUTO
 from ..targets.target import Course, Target
 from ..terms import Term, noise_in_rounds
@@ -161,20 +161,20 @@ def coded_sums_plan(settings: Settings, target: Target, clip: float | None) -> P
             ]
         ),
         variant=target.name,
-        mean_over_columns=private and weighs_own_parts(settings),
+        mean_over_columns=private and weighs_own_parts(settings.features, settings.fedpft.public),
         ranges=True,
     )
 
 
-def weighs_own_parts(settings: Settings) -> bool:
+def weighs_own_parts(features: FeaturesSettings, public: str) -> bool:
     """Whether private features keep a small weight of the mean over their own columns and of their
     length: where no map of the settings says what they are before their clip.
 
     Args:
-        settings: of a private run.
+        features: of a private run.
+        public: file of public features.
     """
-    own = settings.features
-    return own.projection == AUTO and not (settings.fedpft.public or own.ranges)
+    return features.projection == AUTO and not (public or features.ranges)
 
 
 def coded_sizes(outputs: int, blocks: int, classes: int, dimension: int, records: int) -> Sizes:
@@ -247,7 +247,8 @@ def coded_rounds_plan(settings: Settings, target: Target, course: Course, clip: 
         refusal=_refusal(settings.features.given_projection, settings.fedpft.public),
         head="from sums over the code of the target, in rounds",
         variant=target.name,
-        mean_over_columns=bool(settings.epsilon) and weighs_own_parts(settings),
+        mean_over_columns=bool(settings.epsilon)
+        and weighs_own_parts(settings.features, settings.fedpft.public),
         ranges=True,
     )
 
