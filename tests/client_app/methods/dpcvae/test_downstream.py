@@ -332,7 +332,8 @@ def received(folder: Path, tested: int, entries: list[Any], room: bool = True) -
         run, NodeConfig(state_dir=str(folder)), "north", site, flower_run="77", payload=payload
     )
     policy = SimpleNamespace(kept_mib=100.0 if room else 0.0)
-    return job, SimpleNamespace(ledger=SimpleNamespace(entries=lambda: entries), policy=policy)
+    charged = [entry.get("flower_run") for entry in entries]
+    return job, SimpleNamespace(has_charged=charged.__contains__, policy=policy)
 
 
 @pytest.mark.parametrize("tested", [0, 1, 21])
