@@ -162,13 +162,22 @@ def simulate(
         _print_result(folder, metrics)
     if not by_flower:
         # Its pictures take as long as a small run, so the result is printed first.
-        from ..report.build import write_report
-
-        with progress.status("drawing the report"):
-            write_report(folder)
+        _draw_report(folder)
     if not as_json:
         console.print(f"report {folder / 'report.html'}", soft_wrap=True)
         console.print(str(folder), soft_wrap=True)
+
+
+def _draw_report(folder: Path) -> None:
+    """Draw the report; a disk without room does not make a failure of a run that has its result."""
+    from ..report.build import write_report
+
+    progress = stderr_console()
+    try:
+        with progress.status("drawing the report"):
+            write_report(folder)
+    except OSError as error:
+        progress.print(f"no report: {error}", style="yellow", soft_wrap=True)
 
 
 def _print_result(folder: Path, metrics: dict[str, Any]) -> None:
