@@ -36,6 +36,11 @@ def lines_of(source: str) -> Counter[str]:
         >>> sorted(lines_of('x = 1  # one' + chr(10) + '# two' + chr(10)).items())
         [('code', 1), ('comments', 1)]
     """
+    return Counter({kind: len(lines) for kind, lines in line_numbers(source).items() if lines})
+
+
+def line_numbers(source: str) -> dict[str, set[int]]:
+    """The lines of each kind in a file, from one."""
     docstrings = set[int]()
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -50,8 +55,7 @@ def lines_of(source: str) -> Counter[str]:
         elif token.type not in NO_CODE:
             code |= lines
     code -= docstrings
-    kinds = {"code": code, "docstrings": docstrings, "comments": comments - code}
-    return Counter({kind: len(lines) for kind, lines in kinds.items() if lines})
+    return {"code": code, "docstrings": docstrings, "comments": comments - code}
 
 
 def sources(commit: str) -> Iterator[tuple[str, str]]:
