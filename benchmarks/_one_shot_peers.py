@@ -1,5 +1,5 @@
-"""One-shot methods of others on our features that train something: FENS, and mixtures with variational
-posteriors as in FBPFT-VI.
+"""One-shot methods of others on our features that train something: FENS, FedBE, FedKT, and mixtures with
+variational posteriors as in FBPFT-VI.
 
 Written from the papers' descriptions, not from their code. Bytes are those of the numbers that the sites
 send, at 16 bits.
@@ -23,6 +23,8 @@ from fedsurrogate.common.settings import HeadSettings
 PROXY, HIDDEN, ROUNDS, RATE = 0.1, 64, 500, 1e-3
 # Gaussians of a class, at most.
 GAUSSIANS = 10
+# FedBE: heads drawn around the average. FedKT: teachers of a site. Both: features drawn at the coordinator.
+DRAWN_HEADS, TEACHERS, DRAWN = 15, 5, 10_000
 
 Scores = Callable[[Tensor], Tensor]
 
@@ -113,7 +115,77 @@ def variational(data: Federation, seed: int) -> tuple[Scores, int]:
     return lambda records: records.float() @ weight.T + bias, sent
 
 
+def _trained(features: Tensor, labels: Tensor, classes: int, seed: int) -> tuple[Tensor, Tensor]:
+    return train_on_features(features, labels, classes, HeadSettings(), seed)
+
+
+def _distilled(
+    data: Federation,
+    heads: list[tuple[Tensor, Tensor]],
+    wanted: Callable[[Tensor], Tensor],
+    seed: int,
+) -> tuple[Scores, int]:
+    """A head that learns `wanted` on features drawn around each site's mean, as many as the site has
+    records; the sites send their head, and mean and deviation of their features.
+    """
+    drawn = torch.Generator().manual_seed(seed)
+    total = sum(len(own.train.labels) for own in data.sites)
+    parts = []
+    for own in data.sites:
+        x = own.train.features.float()
+        count = max(1, round(DRAWN * len(x) / total))
+        noise = torch.randn(count, x.shape[1], generator=drawn)
+        parts.append(x.mean(0) + x.std(0, correction=0) * noise)
+    features = torch.cat(parts)
+    weight, bias = _trained(features, wanted(features), len(data.classes), seed)
+    sent = sum(w.numel() + b.numel() + 2 * w.shape[1] for w, b in heads)
+    return lambda records: records.float() @ weight.T + bias, sent
+
+
+def fedbe(data: Federation, seed: int) -> tuple[Scores, int]:
+    """The mean probabilities of the sites' heads, their average, and heads drawn from a diagonal
+    Gaussian around it (Chen & Chao 2021).
+    """
+    classes = len(data.classes)
+    heads = [_trained(own.train.features, own.train.labels, classes, seed) for own in data.sites]
+    tables = torch.stack([torch.cat([weight, bias[:, None]], 1) for weight, bias in heads])
+    share = torch.tensor([float(len(own.train.labels)) for own in data.sites])
+    share = (share / share.sum())[:, None, None]
+    mean = (share * tables).sum(0)
+    spread = (share * (tables - mean).square()).sum(0).sqrt()
+    drawn = torch.Generator().manual_seed(seed)
+    around = [mean + spread * torch.randn(mean.shape, generator=drawn) for _ in range(DRAWN_HEADS)]
+    every = [*tables, mean, *around]
+
+    def wanted(x: Tensor) -> Tensor:
+        return sum((x @ t[:, :-1].T + t[:, -1]).softmax(1) for t in every) / len(every)
+
+    return _distilled(data, heads, wanted, seed)
+
+
+def fedkt(data: Federation, seed: int) -> tuple[Scores, int]:
+    """The majority vote of the sites' students, each of which learns the majority vote of teachers on
+    disjoint parts of the site's records (Li et al. 2021).
+    """
+    classes = len(data.classes)
+
+    def votes(heads: list[tuple[Tensor, Tensor]], x: Tensor) -> Tensor:
+        said = torch.stack([(x.float() @ weight.T + bias).argmax(1) for weight, bias in heads])
+        return nn.functional.one_hot(said, classes).sum(0).argmax(1)
+
+    students = []
+    for own in data.sites:
+        features, labels = own.train.features, own.train.labels
+        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+        rows = [part for part in order.tensor_split(TEACHERS) if len(part)]
+        teachers = [_trained(features[part], labels[part], classes, seed) for part in rows]
+        students.append(_trained(features, votes(teachers, features), classes, seed))
+    return _distilled(data, students, lambda x: votes(students, x), seed)
+
+
 PEERS: dict[str, Callable[[Federation, int], tuple[Scores, int]]] = {
     "FENS": fens,
+    "FedBE": fedbe,
+    "FedKT": fedkt,
     "variational mixtures (FBPFT-VI)": variational,
 }

@@ -46,7 +46,7 @@ COLUMNS = (
     "bytes",
 )
 RECORDS, DIMENSION, CLASSES = 600, 24, 4
-HEADS = ("average", "ensemble", "fedbe", "fedkt")
+HEADS = ("average", "ensemble")
 ONCE = ("fedpft", *HEADS)
 METHODS: dict[str, dict[str, Any]] = {
     f"fedpft {family}": {"method": "fedpft", "covariance": family}

@@ -76,8 +76,6 @@ ALONE = (
         "ensemble",
         "ensemble-max",
         "average",
-        "fedbe",
-        "fedkt",
         "dsc",
         "feddm",
         "scaffold",

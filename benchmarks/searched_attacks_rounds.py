@@ -63,8 +63,6 @@ FEW: dict[str, Any] = {"head.min-steps": 100, "head.epochs": 2}
 METHODS: dict[str, dict[str, Any]] = {
     "average": FEW,
     "fedavg": {"fedavg.rounds": 5},
-    "fedbe": FEW | {"baseline.synthetic": 500},
-    "fedkt": FEW | {"baseline.synthetic": 500, "baseline.teachers": 2},
     "scaffold": {"fedavg.rounds": 3},
     "fedyogi": {"fedavg.rounds": 3},
     "fedprox": {"fedavg.rounds": 3},
@@ -80,7 +78,7 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 # Methods whose runs are short: all numbers of sites, several strengths, and honest partitions. The
 # slowest has one held-out seed, and is not measured on data of another spread.
-SHORT, LONGEST = ("average", "fedbe", "fedkt"), ("dp-fedavg",)
+SHORT, LONGEST = ("average",), ("dp-fedavg",)
 WITH_HONEST = (*SHORT, "fedavg")
 ALPHAS, SEARCHED, HELD_OUT, HONEST = ("0.1", "100"), 100, (101, 102), range(200, 208)
 BEST, SEARCHED_WITH = 3, "1 of 4"
@@ -171,7 +169,7 @@ ATTACKS: Mapping[str, tuple[tuple[float, ...], Callable[..., Tensor]]] = {
         lambda honest, own, lie, number, times: own + times * (torch.arange(len(own)) == 0),
     ),
 }
-HEADS = ("average", "fedbe", "fedkt")
+HEADS = ("average",)
 # Times the strength that was worst in the grid.
 STRONGER = (0.7, 1.0, 1.5)
 

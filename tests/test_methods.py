@@ -30,8 +30,6 @@ LEAST = {
         "local": 0.4,
         "ensemble": 0.7,
         "average": 0.7,
-        "fedbe": 0.6,
-        "fedkt": 0.4,
         "kd": 0.6,
         "fedavg": 0.75,
         "fedprox": 0.75,

@@ -184,45 +184,18 @@ def _batches(count: int, settings: FedAvgSettings, generator: torch.Generator) -
 
 
 def own_head(job: Job) -> MethodOutput:
-    """The head that a site releases. FedBE, which labels features at the coordinator, also gets
-    their moments.
-    """
-    features, labels, frame = job.own_data(job.classes)
-    return _released(job, features, labels, frame)
-
-
-def student_head(job: Job) -> MethodOutput:
-    """A head that the site's teachers teach.
-
-    `baseline.teachers` heads, trained on disjoint parts of the records, vote on their labels; the
-    released head is the teachers' student.
-
-    Args:
-        job: the request.
-
-    Source: FedKT (Li et al. 2021).
-    """
-    features, labels, frame = job.own_data(job.classes)
-    return _released(job, features, _votes(job, features, labels, len(job.classes)), frame)
-
-
-def _released(job: Job, features: Tensor, labels: Tensor, frame: bytes) -> MethodOutput:
-    """A head trained on these labels, and what else the method sends: moments of the features of
-    all classes together.
-    """
+    """The head that a site releases."""
     # Training alone needs no messages, and runs where their packages are not installed.
     from fedsurrogate.common.wire.model_proto import pack_parameters
 
     from .job import MethodOutput
 
-    settings = job.run
+    features, labels, frame = job.own_data(job.classes)
     weight, bias = train_on_features(
-        features, labels, len(job.classes), settings.settings.head, settings.settings.seed
+        features, labels, len(job.classes), job.run.settings.head, job.run.settings.seed
     )
-    tensors = {"weight": weight, "bias": bias}
-    if any(field.name == "deviation" for field in settings.plan.messages.sends):
-        tensors |= {"mean": features.mean(0), "deviation": features.std(0, correction=0)}
     header = job.header(job.classes, frame)
+    tensors = {"weight": weight, "bias": bias}
     return MethodOutput(pack_parameters(Parameters(header, 1, tensors, len(labels))))
 
 
@@ -236,21 +209,6 @@ def local_head(job: Job) -> Head:
             features, labels, len(classes), job.run.settings.head, job.run.settings.seed
         ),
     )
-
-
-def _votes(job: Job, features: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """The label (n,) that most of the site's teachers predict for each record."""
-    order = torch.randperm(
-        len(labels), generator=torch.Generator().manual_seed(job.run.settings.seed)
-    )
-    parts = [part for part in order.tensor_split(job.run.settings.baseline.teachers) if len(part)]
-    votes = torch.zeros(len(labels), classes)
-    for part in parts:
-        weight, bias = train_on_features(
-            features[part], labels[part], classes, job.run.settings.head, job.run.settings.seed
-        )
-        votes[torch.arange(len(labels)), (features @ weight.T + bias).argmax(1)] += 1
-    return votes.argmax(1)
 
 
 def distil_chain(job: Job) -> MethodOutput:

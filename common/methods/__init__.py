@@ -25,7 +25,7 @@ METHODS: dict[str, Method] = {
     method.name: method
     for method in (
         *(FEDPFT, *SYNTHETIC_RECORDS, KD, *GENERATORS),
-        *(heads.LOCAL, heads.ENSEMBLE, heads.HIGHEST, heads.AVERAGE, heads.FEDBE, heads.FEDKT),
+        *(heads.LOCAL, heads.ENSEMBLE, heads.HIGHEST, heads.AVERAGE),
         *TRAINED,
     )
 }

@@ -25,9 +25,6 @@ from .method import (
 
 HEAD = (Field("weight", "C d", degree=-1), Field("bias", "C", degree=0, count="weight"))
 HEADS = (Field("weight", "S C d"), Field("bias", "S C"))
-# FedBE and FedKT also need the moments of a site's features, to draw synthetic features at the
-# coordinator.
-HEAD_AND_FEATURES = (*HEAD, Field("mean", "d"), Field("deviation", "d", 0, degree=1))
 
 
 def symbols(sites: int, classes: int, dimension: int, records: int) -> Sizes:
@@ -87,29 +84,6 @@ def highest_plan(settings: Settings) -> Plan:
     return _learned_by(ensemble_plan(settings), "highest_ensemble")
 
 
-def fedbe_plan(settings: Settings) -> Plan:
-    """The plan of FedBE: sites send moments of their features too."""
-    own = _learned_by(plan(settings), "fedbe_head")
-    return replace(own, messages=replace(own.messages, sends=HEAD_AND_FEATURES))
-
-
-def fedkt_plan(settings: Settings) -> Plan:
-    """The plan of FedKT: a head for every teacher, and synthetic features at the coordinator."""
-    own = _learned_by(fedbe_plan(settings), "fedkt_head")
-    teachers, synthetic = settings.baseline.teachers, settings.baseline.synthetic
-
-    def work_of_teachers(classes: int, dimension: int) -> Work:
-        one = own.work(classes, dimension)
-        return replace(
-            one, steps=one.steps * teachers, passes=one.passes * teachers, synthetic=synthetic
-        )
-
-    student = replace(
-        own.combination, site="fedsurrogate.client_app.methods.local_training:student_head"
-    )
-    return replace(own, combination=student, work=work_of_teachers, defences=VOTE_DEFENCES)
-
-
 def local_plan(settings: Settings) -> Plan:
     """The plan of sites that train alone."""
     own = plan(settings)
@@ -139,6 +113,4 @@ HIGHEST = _head_method(
     "Beitollahi et al. 2024, section 5.1",
     highest_plan,
 )
-FEDBE = _head_method("fedbe", "FedBE", "Chen & Chao 2021", fedbe_plan)
-FEDKT = _head_method("fedkt", "FedKT", "Li et al. 2021", fedkt_plan)
 LOCAL = _head_method("local", "Training alone", "no federation", local_plan)

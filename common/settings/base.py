@@ -410,7 +410,7 @@ _LABELS = (
 )
 _PEERS = "methods of peers, and fedsurrogate 0.2.0 was the last with them"
 # Methods that are no more, and the last version that has them.
-METHODS = dict.fromkeys(("afl", "fedcof", "fedcgs", "gh-ofl"), "0.2.0")
+METHODS = dict.fromkeys(("afl", "fedbe", "fedcof", "fedcgs", "fedkt", "gh-ofl"), "0.2.0")
 # Settings that are no more, which run folders of earlier versions name: the value that asked for
 # nothing, and what any other one asked for.
 GONE: dict[str, tuple[Scalar, str]] = {
@@ -425,6 +425,9 @@ GONE: dict[str, tuple[Scalar, str]] = {
     "fedcof.shrinkage": (1.0, _PEERS),
     "fedcgs.ridge": (0.0, _PEERS),
     "ghofl.head": ("fishermix", _PEERS),
+    "baseline.samples": (15, _PEERS),
+    "baseline.synthetic": (10_000, _PEERS),
+    "baseline.teachers": (5, _PEERS),
     "cox-rounds": (0, _COX),
     "feature-names": ("", _COX),
     "label-code": ("auto", _LABELS),

@@ -156,7 +156,6 @@ def test_in_a_private_chain_a_site_with_other_labels_does_not_decide(tmp_path: P
         ({"method": "fedavg"}, 4, ("updates and heads",)),
         ({"method": "scaffold"}, 4, ("updates and heads",)),
         ({"method": "average"}, 4, ("updates and heads",)),
-        ({"method": "fedkt"}, 4, ("updates and heads",)),
         ({"method": "fedavg", "defence": "none"}, 3, ("3 sites", "updates and heads")),
         ({"method": "kd"}, 10, ("in a chain",)),
         ({"fedpft.topology": "chain"}, 10, ("in a chain",)),

@@ -44,7 +44,6 @@ ONCE |= {
 for own in ONCE.values():
     method = SPECS[own.get("method", "fedpft")]
     own |= {"head__min_steps": 60, "head__epochs": 2} if "head" in method.sections else {}
-    own |= {"baseline__synthetic": 1000} if method.name in ("fedbe", "fedkt") else {}
 # Their answers do not depend on the scale of columns without a frame either, so that features which
 # need none are an oracle.
 EXACT = ("fedpft", "fedpft lowrank", "fedpft gram", "ensemble", "average")

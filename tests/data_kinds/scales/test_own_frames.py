@@ -34,10 +34,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "ridge": {"covariance": "gram", "head__solver": "ridge"},
     "average": {"method": "average"},
     "ensemble": {"method": "ensemble"},
-    "fedkt": {"method": "fedkt", "baseline__synthetic": 1000},
 }
 # Heads that are trained, and so take longer or vary more.
-TRAINED = ("spherical", "diag", "average", "ensemble", "fedkt")
+TRAINED = ("spherical", "diag", "average", "ensemble")
 POINT = 0.0101
 
 

@@ -102,7 +102,7 @@ ONLY_HUNTED = {
     "private": Method({"epsilon": 5.0, "delta": 1e-4, "fedpft.covariance": "diag"}, pb.Surrogate),
     "scaffold": Method({"method": "scaffold"} | TWO_ROUNDS, pb.Parameters),
     "fedyogi": Method({"method": "fedyogi"} | TWO_ROUNDS, pb.Parameters),
-    "fedbe": Method({"method": "fedbe", "baseline.synthetic": 200}, pb.Parameters),
+    "average": Method({"method": "average"}, pb.Parameters),
 }
 if HUNT:
     METHODS |= ONLY_HUNTED

@@ -19,14 +19,7 @@ from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.settings import Settings
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.strategies.base.collection import Unrecorded
-from fedsurrogate.strategies.heads import (
-    Heads,
-    average_head,
-    ensemble,
-    fedbe,
-    fedkt,
-    highest_ensemble,
-)
+from fedsurrogate.strategies.heads import Heads, average_head, ensemble, highest_ensemble
 from fedsurrogate.strategies.pooling.class_means import read_map
 
 CLASSES = ("a", "b", "c", "d")
@@ -93,7 +86,7 @@ def test_an_ensemble_has_the_mean_or_the_most_that_a_site_says_of_its_own_classe
     model = ensemble(given_, CLASSES, SETTINGS, "none")
     assert isinstance(model, Ensemble)
     x = torch.randn(5, 3, generator=torch.Generator().manual_seed(seed))
-    wanted, most, votes = (torch.zeros(5, 4) for _ in range(3))
+    wanted, most = torch.zeros(5, 4), torch.zeros(5, 4)
     for each in given_:
         scores = torch.full((5, 4), -1e9)
         for at, name in enumerate(CLASSES):
@@ -102,56 +95,9 @@ def test_an_ensemble_has_the_mean_or_the_most_that_a_site_says_of_its_own_classe
                 scores[:, at] = x @ weight + bias
         wanted += scores.softmax(1) / len(given_)
         most = torch.maximum(most, scores.softmax(1))
-        votes[torch.arange(5), scores.argmax(1)] += 1
     torch.testing.assert_close(model.scores(x).exp(), wanted, rtol=1e-4, atol=1e-5)
     highest = highest_ensemble(given_, CLASSES, SETTINGS, "none")
     torch.testing.assert_close(highest.scores(x).exp(), most, rtol=1e-4, atol=1e-5)
-    chosen = fedkt(x, model.heads, 4)
-    assert chosen.sum(1).tolist() == [1.0] * 5
-    assert ((chosen * votes).sum(1) == votes.max(1).values).all(), "a vote with most sites"
-
-
-@settings(max_examples=5)
-@given(records=st.lists(st.integers(1, 90), min_size=1, max_size=4), seed=st.integers(0, 99))
-def test_fedbe_averages_the_sites_their_mean_and_draws_around_it(
-    records: list[int], seed: int
-) -> None:
-    """Without spread all are one head; without samples, the sites and their mean."""
-    given_ = updates([(list(CLASSES), n) for n in records], seed)
-    heads, mean = (
-        list(ensemble(given_, CLASSES, SETTINGS, "none").heads),
-        average_head(given_, CLASSES, SETTINGS, "none"),
-    )
-    x = torch.randn(6, 3, generator=torch.Generator().manual_seed(seed))
-    weights = [float(n) for n in records]
-    wanted = torch.stack([(x @ h.weight.T + h.bias).softmax(1) for h in [*heads, mean]]).mean(0)
-    torch.testing.assert_close(fedbe(x, heads, mean, weights, 0, seed), wanted)
-    alike = fedbe(x, [heads[0]] * 3, heads[0], [1.0, 2.0, 3.0], 4, seed)
-    torch.testing.assert_close(alike, (x @ heads[0].weight.T + heads[0].bias).softmax(1))
-    if len(records) < 2:
-        return
-    # Many draws: their mean is that of a Gaussian with the weighted deviation around the mean.
-    many = fedbe(x, heads, mean, weights, 1500, seed)
-    share = torch.tensor(weights) / sum(weights)
-    spread = [
-        sum(s * (h - m).square() for s, h in zip(share, each, strict=True)).sqrt()
-        for m, each in (
-            (mean.weight, [h.weight for h in heads]),
-            (mean.bias, [h.bias for h in heads]),
-        )
-    ]
-    generator = torch.Generator().manual_seed(seed + 1)
-    drawn = torch.stack(
-        [
-            (
-                x @ (mean.weight + spread[0] * torch.randn(4, 3, generator=generator)).T
-                + mean.bias
-                + spread[1] * torch.randn(4, generator=generator)
-            ).softmax(1)
-            for _ in range(1500)
-        ]
-    ).mean(0)
-    torch.testing.assert_close(many, drawn, rtol=0, atol=0.05)
 
 
 SECURE: dict[str, Any] = {

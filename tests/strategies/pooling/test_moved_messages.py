@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedsurrogate.common.methods.heads import HEAD_AND_FEATURES
-from fedsurrogate.common.methods.method import fields_of
+from fedsurrogate.common.methods.heads import HEAD
+from fedsurrogate.common.methods.method import Field, fields_of
 from fedsurrogate.common.methods.sums import MOMENTS
 from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.surrogates.covariances import (
@@ -27,7 +27,8 @@ from fedsurrogate.common.surrogates.surrogates import Header, Surrogate
 from fedsurrogate.strategies.pooling.class_means import Change, moved_parameters, moved_surrogate
 
 D, C = 3, 2
-FIELDS = (*HEAD_AND_FEATURES, *fields_of(MOMENTS[:2]))
+FEATURES = (Field("mean", "d"), Field("deviation", "d", 0, degree=1))
+FIELDS = (*HEAD, *FEATURES, *fields_of(MOMENTS[:2]))
 few = settings(max_examples=40, deadline=None)
 
 
