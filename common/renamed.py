@@ -22,6 +22,10 @@ _TENSORBOARD = (
     "`coordinator tensorboard` is gone, and fedsurrogate 0.2.0 was the last with it; `coordinator "
     "log RUN --to mlflow` logs a run, and `coordinator log runs --to prometheus` shows one that goes on"
 )
+_SHEET = (
+    "the disclosure sheet is gone, and fedsurrogate 0.2.0 was the last with it; `site check` prints "
+    "what would leave, and `site check --attack` writes a page of what attacks find"
+)
 _PRESET = "`--preset NAME` is now `-c NAME`, before other settings"
 _SUM = "`--secure-sum` is now `--secure-aggregation`"
 # Of a command, or of a command with an option: a sentence that says what to use instead.
@@ -38,7 +42,7 @@ GONE = {
         **{f"{command} --secure-sum": _SUM for command in ("evaluate", "survey")},
         "public-map --power": "`--power` is now `--power-transform`",
     },
-    "site": {},
+    "site": {"disclose": _SHEET, "check --sheet": _SHEET},
 }
 # Today's name of each command that had another one in fedsurrogate 0.2.0.
 RENAMED = {
@@ -52,7 +56,7 @@ RENAMED = {
         "unregister": "sites unregister",
     },
     "site": {
-        "classify": "generator classify", "audit": "check --attack", "disclose": "check --sheet",
+        "classify": "generator classify", "audit": "check --attack",
         "dry-run": "check",
         "forget-sums": "ledger forget", "key": "offline key", "ledger": "ledger show",
         "ledger --open": "ledger open", "models": "models list", "ood": "generator ood",
