@@ -31,8 +31,8 @@ from fedsurrogate.client_app.audit.membership import NearestRecords
 from fedsurrogate.client_app.audit.output import page_of as audit_page
 from fedsurrogate.client_app.audit.release_audit import ReleaseAudit, StandingOut
 from fedsurrogate.client_app.model_use.calibration import Calibration
+from fedsurrogate.client_app.model_use.evaluation import page_of as evaluation_page
 from fedsurrogate.client_app.model_use.inputs import PATIENT, find_inputs
-from fedsurrogate.client_app.model_use.page import page_of as evaluation_page
 from fedsurrogate.client_app.model_use.prediction import Predictor, by_patient, predict
 from fedsurrogate.client_app.model_use.store import keep_model
 from fedsurrogate.client_app.node_config import NodeConfig
