@@ -28,7 +28,7 @@ from flwr.serverapp import Grid
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from fedsurrogate.common.backbones.dimensions import named_dimension
+from fedsurrogate.common.backbones.backbone_names import named_dimension
 from fedsurrogate.common.backbones.own_backbones import HEADS, own_head
 from fedsurrogate.common.backbones.power_transform import raised
 from fedsurrogate.common.errors import ConfigError, RunError, SurrogateError
