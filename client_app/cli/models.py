@@ -13,20 +13,11 @@ from fedsurrogate.common.errors import ConfigError
 
 from .options import KitFolder, MaybeNode, Node, node_of
 
-Passphrase = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="File with a passphrase that only you can read; it encrypts the backup.",
-    ),
-]
-
 
 def backup(
     file: Annotated[Path, typer.Argument(help="The file to write; only you can read it.")],
     kit: KitFolder = None,
     node_config: MaybeNode = None,
-    passphrase_file: Passphrase = None,
 ) -> None:
     """Write ledger, keys, models and settings of this site into a file.
 
@@ -46,15 +37,13 @@ def backup(
         raise ConfigError(
             "name the folder of this site's kit: site backup FILE north/; or give --node-config"
         )
-    count = write_backup(file, kit, parse_overrides(node_config), _passphrase(passphrase_file))
-    secret = "" if passphrase_file else "; it holds this site's keys, in clear"
-    console.print(f"{file}: {count} files{secret}", soft_wrap=True)
+    count = write_backup(file, kit, parse_overrides(node_config))
+    console.print(f"{file}: {count} files; it holds this site's keys, in clear", soft_wrap=True)
 
 
 def restore(
     file: Annotated[Path, typer.Argument(help="A file of `site backup`.")],
     kit: KitFolder = None,
-    passphrase_file: Passphrase = None,
 ) -> None:
     """Restore a backup, and hold its ledger against the check log.
 
@@ -66,7 +55,7 @@ def restore(
     """
     from ..backup import restore_backup
 
-    found = restore_backup(file, kit, _passphrase(passphrase_file))
+    found = restore_backup(file, kit)
     console.print(
         f"restored {len(found.files)} files; the state is in {found.node.state}", soft_wrap=True
     )
@@ -85,16 +74,6 @@ def restore(
         f"{'; '.join(found.refusals)}\nThe releases since this backup are missing. Look up what they cost, at "
         "the coordinator or in old logs, and type `site ledger reopen --keep` with this site's --node-config"
     )
-
-
-def _passphrase(file: Path | None) -> bytes:
-    if file is None:
-        return b""
-    if file.stat().st_mode & 0o077:
-        raise ConfigError(f"'{file}' can be read by others; type chmod 600 '{file}'")
-    if not (passphrase := file.read_bytes().strip()):
-        raise ConfigError(f"'{file}' is empty; write a passphrase into it")
-    return passphrase
 
 
 models_app = new_app("The models of this site: list, add, put one in use, go back.")
