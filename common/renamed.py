@@ -22,6 +22,10 @@ _TENSORBOARD = (
     "`coordinator tensorboard` is gone, and fedsurrogate 0.2.0 was the last with it; `coordinator "
     "log RUN --to mlflow` logs a run, and `coordinator log runs --to prometheus` shows one that goes on"
 )
+_MAP = (
+    "public-map is gone, and fedsurrogate 0.2.0 was the last with it; fedpft.public = the file of public "
+    "features and features.projection = the file of the backbone's weights make the same map"
+)
 _SHEET = (
     "the disclosure sheet is gone, and fedsurrogate 0.2.0 was the last with it; `site check` prints "
     "what would leave, and `site check --attack` writes a page of what attacks find"
@@ -40,7 +44,7 @@ GONE = {
         "export --format torch-export": _GRAPHS,
         **{f"{command} --preset": _PRESET for command in ("simulate", "sweep", "plan", "run")},
         **{f"{command} --secure-sum": _SUM for command in ("evaluate", "survey")},
-        "public-map --power": "`--power` is now `--power-transform`",
+        "public-map": _MAP,
     },
     "site": {"disclose": _SHEET, "check --sheet": _SHEET},
 }
