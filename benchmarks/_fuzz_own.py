@@ -76,7 +76,7 @@ OWN: dict[str, tuple[str, ...]] = {
         "common/backbones/backbone_names.py:check_weights_file",
         "common/metrics_page.py:expiry",
         "common/backbones/weight_files.py:_check_archive",
-        "common/backbones/model_folders.py:Files.config",
+        "common/backbones/weight_files.py:Files.config",
         "common/backbones/onnx_graphs.py:OnnxGraph.__init__",
         "common/backbones/onnx_graphs.py:_digest",
         "common/backbones/weight_files.py:read_weights",
