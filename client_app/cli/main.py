@@ -27,9 +27,8 @@ from .check import check
 from .doctor import doctor, metrics
 from .evaluate import adapt, evaluate
 from .fetch import fetch
-from .first_join import confirm_looser
 from .generator import generator_app
-from .join import join
+from .join import confirm_looser, join
 from .models import backup, models_app, restore
 from .options import ConfirmPolicy, Node, node_of, one_text
 from .predict import predict

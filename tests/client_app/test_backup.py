@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from fedsurrogate.client_app.backup import restore_backup
-from fedsurrogate.client_app.cli.first_join import prepare
+from fedsurrogate.client_app.cli.join import prepare
 from fedsurrogate.client_app.kit import read_kit
 from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.client_app.offline.keys import private_key
