@@ -323,7 +323,7 @@ def fedlap_settings(**changes: Any) -> SimpleNamespace:
         "model_steps": 0,
         "trust_radius": 10.0,
     }
-    return SimpleNamespace(**usual | {"image_learning_rate": 10.0, "image_momentum": 0.5} | changes)
+    return SimpleNamespace(**usual | {"image_learning_rate": 10.0} | changes)
 
 
 def fedlap(device: str) -> Iterator[Row]:

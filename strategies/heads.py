@@ -43,6 +43,8 @@ from .robustness.defence import cap_sums, caps, defend_heads
 UNKNOWN = -1e4
 # Allowed distance of a site's moments from the other sites', in median deviations.
 MOST = 6.0
+# Heads that FedBE draws.
+SAMPLED = 15
 
 
 def average_head(
@@ -104,7 +106,7 @@ def fedbe_head(
     features = _drawn(updates, settings.baseline.synthetic, settings.seed)
     mean = _mean(updates, heads, defence)
     weights = [float(update.records) for update in updates]
-    wanted = fedbe(features, heads, mean, weights, settings.baseline.samples, settings.seed)
+    wanted = fedbe(features, heads, mean, weights, SAMPLED, settings.seed)
     trained = train_on_features(features, wanted, len(classes), settings.head, settings.seed)
     return Head(mean.header, *trained)
 

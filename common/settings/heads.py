@@ -214,15 +214,6 @@ class BaselineSettings(Section):
     temperature: Annotated[float, Only("kd")] = Field(
         5.0, gt=0, description="Temperature of the received head in knowledge distillation."
     )
-    received: Annotated[float, Only("kd")] = Field(
-        0.5,
-        ge=0,
-        le=1,
-        description="Share of the received head's predictions in the distillation loss.",
-    )
-    samples: Annotated[int, Only("fedbe"), Unit("heads")] = Field(
-        15, ge=1, description="Heads that the coordinator draws in FedBE."
-    )
     teachers: Annotated[int, Only("fedkt"), Unit("heads")] = Field(
         5, ge=1, description="Heads that a site of FedKT trains."
     )
@@ -230,9 +221,6 @@ class BaselineSettings(Section):
         10_000,
         ge=1,
         description="Synthetic features that the coordinator labels with the sites' heads.",
-    )
-    neighbours: Annotated[int, Only("knn-per"), Unit("records")] = Field(
-        10, ge=1, description="Nearest records whose labels are mixed with the model's prediction."
     )
     validation: Annotated[float, Only("fedlambda", "knn-per", "dpcvae", "dpcgan")] = Field(
         0.2,

@@ -42,6 +42,9 @@ from .statistics import (
 if TYPE_CHECKING:
     from fedsurrogate.common.settings import FedLAPSettings
 
+# Of the steps of the images.
+MOMENTUM = 0.5
+
 
 class RealStatistic(Protocol):
     """A statistic of a site's real records, such as their gradient: of all, of a batch, or private.
@@ -127,9 +130,7 @@ def synthesise(
     """
     synthesis, settings = Synthesis(), matching.settings
     values = begin.values.clone().requires_grad_()
-    optimiser = UncompiledSGD(
-        [values], lr=settings.image_learning_rate, momentum=settings.image_momentum
-    )
+    optimiser = UncompiledSGD([values], lr=settings.image_learning_rate, momentum=MOMENTUM)
     for _ in range(settings.trajectories):
         start = matching.start(model)
         here = {name: tensor.clone() for name, tensor in start.items()}

@@ -16,6 +16,7 @@ from fedsurrogate.common.models.training_parts import train_on_features
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.strategies.heads import (
+    SAMPLED,
     _drawn,
     average_head,
     ensemble,
@@ -72,20 +73,24 @@ def test_features_are_drawn_within_what_most_sites_have(
 
 
 @settings(max_examples=4, deadline=None)
-@given(heads(), st.integers(0, 99), st.integers(1, 3), st.sampled_from(["none", "median"]))
+@given(heads(), st.integers(0, 99), st.sampled_from(["none", "median"]))
 def test_settings_decide_what_a_head_is_distilled_on(
-    sent: list[Parameters], seed: int, samples: int, defence: str
+    sent: list[Parameters], seed: int, defence: str
 ) -> None:
     for method, made in (("fedbe", fedbe_head), ("fedkt", fedkt_head)):
-        flat: dict[str, Any] = {"baseline.samples": samples} if method == "fedbe" else {}
-        flat |= {"method": method, "baseline.synthetic": 60, "seed": seed, "head.min-steps": 3}
+        flat: dict[str, Any] = {
+            "method": method,
+            "baseline.synthetic": 60,
+            "seed": seed,
+            "head.min-steps": 3,
+        }
         own = parse_run(flat).settings
         features = _drawn(sent, 60, seed)
         each = list(ensemble(sent, CLASSES, own, "none").heads)
         if method == "fedbe":
             mean = average_head(sent, CLASSES, own, defence)
             weights = [float(one.records) for one in sent]
-            wanted = fedbe(features, each, mean, weights, samples, seed)
+            wanted = fedbe(features, each, mean, weights, SAMPLED, seed)
         else:
             wanted = fedkt(features, each, 2)
         weight, bias = train_on_features(features, wanted, 2, own.head, seed)
