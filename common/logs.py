@@ -1,5 +1,5 @@
 """The log of a long-running process on its output: without constant lines, and as JSON where
-`FEDSURROGATE_LOG=json`.
+`FEDSURROGATE_LOG=json`. And what a person sees of long work.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The `site evaluate` command: how good a model is at this site. Nothing leaves."""
+"""The `site evaluate` and `adapt` commands: how good a model is at this site, and a version of its own.
+Nothing leaves.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The `site join` command, the only one that a hospital needs to take part."""
+"""The `site join` command, the only one that a hospital needs to take part; and what it does with a kit
+before: ask what is missing, check this machine, open the ledger, write a service.
+"""
 
 from __future__ import annotations
 

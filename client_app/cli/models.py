@@ -1,4 +1,6 @@
-"""The `site models list` commands: which models this site keeps, and which one is in use."""
+"""The `site models`, `backup` and `restore` commands: what this site keeps, which model is in use, and all
+of it in one file.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """Weights of a backbone in a file: read without running code, cut out of a checkpoint, and fitted to a
-network without a tensor too many or too few.
+network without a tensor too many or too few; and where the files of a backbone are, in a folder or in the
+hub's cache.
 """
 
 from __future__ import annotations
