@@ -27,7 +27,7 @@ from benchmarks._gpu_rows import Case, LeftOutError, Row, Sizes, parity, relativ
 from fedsurrogate.client_app.features.device_processes import CudaTransfers, overlapped
 from fedsurrogate.client_app.methods.dp.record_gradients import clipped_sum, clipped_sums
 from fedsurrogate.client_app.methods.dpcvae.training_steps import CVAETrainer
-from fedsurrogate.client_app.methods.fedlap.image_synthesis import Matching, synthesise
+from fedsurrogate.client_app.methods.fedlap.approximation import Matching, synthesise
 from fedsurrogate.client_app.methods.fedlap.statistics import (
     Batches,
     Search,
@@ -323,7 +323,7 @@ def fedlap_settings(**changes: Any) -> SimpleNamespace:
         "model_steps": 0,
         "trust_radius": 10.0,
     }
-    return SimpleNamespace(**usual | {"image_learning_rate": 10.0, "image_momentum": 0.5} | changes)
+    return SimpleNamespace(**usual | {"image_learning_rate": 10.0} | changes)
 
 
 def fedlap(device: str) -> Iterator[Row]:

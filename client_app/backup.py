@@ -11,21 +11,13 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import os
 import tarfile
-import tempfile
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
-
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers import Cipher
-from cryptography.hazmat.primitives.ciphers.algorithms import AES256
-from cryptography.hazmat.primitives.ciphers.modes import GCM
-from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
 from fedsurrogate.common.errors import ConfigError, LedgerError
 from fedsurrogate.common.files import create_file, replacing
@@ -44,8 +36,7 @@ IN_STATE = (
     *("peers.toml", IN_FORCE, "sums"),
 )  # fmt: skip
 IN_KIT = (".env", "*.yml", "site.sbatch", "README.md", "certificates/*", "policy/*")
-# Before an encrypted backup; then salt and nonce, content, and the tag of AES-GCM.
-MARK, SALT, NONCE, TAG, PIECE = b"fedsurrogate backup 1\n", 16, 12, 16, 2**20
+PIECE = 2**20
 
 
 @dataclass(frozen=True)
@@ -66,16 +57,13 @@ class Restored:
     refusals: list[str]
 
 
-def write_backup(
-    file: Path, kit: Path | None, settings: dict[str, Any], passphrase: bytes = b""
-) -> int:
+def write_backup(file: Path, kit: Path | None, settings: dict[str, Any]) -> int:
     """Write a backup that only its owner can read.
 
     Args:
         file: to write; it must not exist.
         kit: the folder of the site's kit; None for a site without one.
         settings: of the site, flat.
-        passphrase: encrypts it; empty for none.
 
     Returns:
         Number of files in it.
@@ -91,9 +79,7 @@ def write_backup(
     names = dict(_files(node, kit))
     with (
         replacing(file, mode=0o600) as temporary,
-        temporary.open("wb") as out,
-        _encrypted(out, passphrase) as stream,
-        tarfile.open(fileobj=stream, mode="w|gz") as archive,
+        tarfile.open(temporary, mode="w:gz") as archive,
     ):
         _add(archive, SETTINGS, json.dumps(about, indent=1).encode())
         for name, source in sorted(names.items()):
@@ -139,7 +125,7 @@ def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
     archive.addfile(entry, io.BytesIO(content))
 
 
-def restore_backup(file: Path, kit: Path | None, passphrase: bytes = b"") -> Restored:
+def restore_backup(file: Path, kit: Path | None) -> Restored:
     """Restore a backup into an empty state folder, and hold its ledgers against their check logs.
 
     Files of the kit, and of the policy, that are there stay as they are.
@@ -147,14 +133,13 @@ def restore_backup(file: Path, kit: Path | None, passphrase: bytes = b"") -> Res
     Args:
         file: the backup.
         kit: the folder of the kit, to make if it is missing; None for where the site was.
-        passphrase: that has encrypted it; empty for none.
 
     Raises:
         ConfigError: and the state folder is as it was: the backup cannot be read, the state folder has
             files of a site, or the ledger is of other data than those of the settings.
         OSError: a file cannot be read or written.
     """
-    with _decrypted(file, passphrase) as plain, _opened(plain, file) as archive:
+    with _opened(file) as archive:
         about = _checked(archive, file)
         if kit is None and about["kit"]:
             kit = Path(about["kit"])
@@ -247,14 +232,13 @@ def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
 
 
 @contextmanager
-def _opened(plain: IO[bytes], file: Path) -> Iterator[tarfile.TarFile]:
+def _opened(file: Path) -> Iterator[tarfile.TarFile]:
     try:
         # To the end, where its checksum is: a part of an archive may be one, too.
-        with gzip.GzipFile(fileobj=plain) as whole:
+        with gzip.open(file) as whole:
             while whole.read(PIECE):
                 pass
-        plain.seek(0)
-        with tarfile.open(fileobj=plain, mode="r:gz") as archive:
+        with tarfile.open(file, mode="r:gz") as archive:
             yield archive
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise _damaged(file, error) from None
@@ -262,61 +246,3 @@ def _opened(plain: IO[bytes], file: Path) -> Iterator[tarfile.TarFile]:
 
 def _damaged(file: Path, error: Exception) -> ConfigError:
     return ConfigError(f"{str(file)!r} is no whole backup of a site ({error}); take another one")
-
-
-class _Encrypting:
-    """A stream that writes encrypted what it gets."""
-
-    def __init__(self, out: IO[bytes], encryptor: Any) -> None:
-        self._out, self._encryptor = out, encryptor
-
-    def write(self, content: bytes) -> int:
-        """Write a piece."""
-        self._out.write(self._encryptor.update(content))
-        return len(content)
-
-
-@contextmanager
-def _encrypted(out: IO[bytes], passphrase: bytes) -> Iterator[Any]:
-    if not passphrase:
-        yield out
-        return
-    salt, nonce = os.urandom(SALT), os.urandom(NONCE)
-    encryptor = Cipher(AES256(_key(passphrase, salt)), GCM(nonce)).encryptor()
-    out.write(MARK + salt + nonce)
-    yield _Encrypting(out, encryptor)
-    out.write(encryptor.finalize())
-    out.write(encryptor.tag)
-
-
-@contextmanager
-def _decrypted(file: Path, passphrase: bytes) -> Iterator[IO[bytes]]:
-    """The archive, of which nothing is read before its tag has been verified."""
-    with file.open("rb") as stream:
-        encrypted = stream.read(len(MARK)) == MARK
-        if encrypted != bool(passphrase):
-            what = "is encrypted; give" if encrypted else "is not encrypted; leave out"
-            raise ConfigError(f"{str(file)!r} {what} --passphrase-file")
-        if not encrypted:
-            stream.seek(0)
-            yield stream
-            return
-        salt, nonce = stream.read(SALT), stream.read(NONCE)
-        left = file.stat().st_size - stream.tell() - TAG
-        with tempfile.TemporaryFile() as plain:
-            try:
-                decryptor = Cipher(AES256(_key(passphrase, salt)), GCM(nonce)).decryptor()
-                while left > 0 and (piece := stream.read(min(left, PIECE))):
-                    left -= len(piece)
-                    plain.write(decryptor.update(piece))
-                plain.write(decryptor.finalize_with_tag(stream.read(TAG)))
-            except (InvalidTag, ValueError):
-                raise ConfigError(
-                    f"{str(file)!r}: another passphrase has encrypted it, or it is damaged"
-                ) from None
-            plain.seek(0)
-            yield plain
-
-
-def _key(passphrase: bytes, salt: bytes) -> bytes:
-    return Scrypt(salt=salt, length=32, n=2**16, r=8, p=1).derive(passphrase)

@@ -193,7 +193,7 @@ class _Command(_Shared, TyperCommand):
     def invoke(self, ctx: click.Context) -> Any:
         """Run it; what it does is the first line where nothing else is printed soon."""
         # Services have logs.
-        if self.hidden and self.name not in ("features", "public-map"):
+        if self.hidden and self.name != "features":
             return super().invoke(ctx)
         program, _, name = ctx.command_path.rpartition("main ")
         summary = self.get_short_help_str().rstrip(".")

@@ -10,7 +10,7 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from .backbones.dimensions import named_dimension
+from .backbones.backbone_names import named_dimension
 from .errors import ConfigError
 from .methods.method import byte_count
 from .run import Run

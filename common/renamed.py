@@ -22,6 +22,14 @@ _TENSORBOARD = (
     "`coordinator tensorboard` is gone, and fedsurrogate 0.2.0 was the last with it; `coordinator "
     "log RUN --to mlflow` logs a run, and `coordinator log runs --to prometheus` shows one that goes on"
 )
+_MAP = (
+    "public-map is gone, and fedsurrogate 0.2.0 was the last with it; fedpft.public = the file of public "
+    "features and features.projection = the file of the backbone's weights make the same map"
+)
+_SHEET = (
+    "the disclosure sheet is gone, and fedsurrogate 0.2.0 was the last with it; `site check` prints "
+    "what would leave, and `site check --attack` writes a page of what attacks find"
+)
 _PRESET = "`--preset NAME` is now `-c NAME`, before other settings"
 _SUM = "`--secure-sum` is now `--secure-aggregation`"
 # Of a command, or of a command with an option: a sentence that says what to use instead.
@@ -36,9 +44,9 @@ GONE = {
         "export --format torch-export": _GRAPHS,
         **{f"{command} --preset": _PRESET for command in ("simulate", "sweep", "plan", "run")},
         **{f"{command} --secure-sum": _SUM for command in ("evaluate", "survey")},
-        "public-map --power": "`--power` is now `--power-transform`",
+        "public-map": _MAP,
     },
-    "site": {},
+    "site": {"disclose": _SHEET, "check --sheet": _SHEET},
 }
 # Today's name of each command that had another one in fedsurrogate 0.2.0.
 RENAMED = {
@@ -52,7 +60,7 @@ RENAMED = {
         "unregister": "sites unregister",
     },
     "site": {
-        "classify": "generator classify", "audit": "check --attack", "disclose": "check --sheet",
+        "classify": "generator classify", "audit": "check --attack",
         "dry-run": "check",
         "forget-sums": "ledger forget", "key": "offline key", "ledger": "ledger show",
         "ledger --open": "ledger open", "models": "models list", "ood": "generator ood",

@@ -1,5 +1,5 @@
 """Runs that count (an evaluation of a run's model, a survey of the sites' records): their settings,
-the accuracy that a survey lets expect; and a public map from public images.
+and the accuracy that a survey lets expect.
 """
 
 from __future__ import annotations
@@ -13,10 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsurrogate.common.backbones.own_backbones import own_head
-from fedsurrogate.common.backbones.power_transform import power_for, raised
 from fedsurrogate.common.errors import ConfigError, RunError
-from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.image_histograms import HISTOGRAMS
 from fedsurrogate.common.models.classifiers import target_of_model
 from fedsurrogate.common.models.devices import pick_device
@@ -39,14 +36,6 @@ from fedsurrogate.strategies import stored_strategy
 from fedsurrogate.strategies.base.collection import Unrecorded
 from fedsurrogate.strategies.counting.strategy import payload_of, read_model
 from fedsurrogate.strategies.fedpft.private_head import learn_from_sums
-from fedsurrogate.strategies.pooling.class_means import (
-    CENTRE,
-    NAME,
-    POWER,
-    leading,
-    read_public,
-    whitened,
-)
 
 from .runs.reader import read_payloads
 from .runs.state import as_number, at, read_json
@@ -400,45 +389,4 @@ def rows_of(result: Mapping[str, object]) -> list[tuple[str, dict[str, object]]]
         [(str(name), dict(each)) for name, each in classes.items()]
         if isinstance(classes, dict)
         else []
-    )
-
-
-def write_public_map(
-    public: str, out: Path, backbone: str = "pixels", weights_path: str = "", power: float = 0.0
-) -> str:
-    """Write the map that `features.projection` takes.
-
-    Its centre is the mean of the features. Its directions are those of the backbone's own head for
-    whitened features; without a head here, the principal components of the features.
-
-    Args:
-        public: safetensors file with features `x` of public images, as `site features` writes it.
-        out: the file of the map.
-        backbone: that made the features.
-        weights_path: file of its weights; empty for those that its library has stored here.
-        power: of the features in the run; 0 for that of a run with this backbone.
-
-    Returns:
-        What was written, in words.
-
-    Raises:
-        ConfigError: for a file without features.
-    """
-    from safetensors.torch import save
-
-    power = power or power_for(backbone)
-    features = raised(read_public(public), power)
-    count, dimension = features.shape
-    head, centre = own_head(backbone, weights_path, dimension), features.mean(0)
-    rows = (
-        leading(features - centre)[: max(1, count - 1)]
-        if head is None
-        else whitened(head - head.mean(0), features)
-    )
-    tensors = {NAME: rows.float().contiguous(), CENTRE: centre.to(torch.float32)}
-    replace_file(out, save(tensors, {POWER: f"{power:g}"}))
-    source = "principal components" if head is None else f"the head of {backbone}"
-    return (
-        f"{len(rows):,} directions of {dimension:,} dimensions, from {source} and {count:,} public "
-        f"images, for features.power-transform = {power:g}"
     )

@@ -14,7 +14,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.escapes import csv_text
-from fedsurrogate.common.progress import counted
+from fedsurrogate.common.logs import counted
 
 Drawing = npt.NDArray[np.float64]
 

@@ -18,7 +18,7 @@ PAGES, ESCAPES, CONSOLE = "common/pages/svg.py", "common/escapes.py", "common/co
 # Modules that insert markup of their own, such as pictures.
 TRUST = {
     "client_app/audit/output.py",
-    "client_app/model_use/page.py",
+    "client_app/model_use/evaluation.py",
     "common/pages/svg.py",
     "server_app/report/build.py",
     "server_app/report/quality_view.py",

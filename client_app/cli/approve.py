@@ -172,7 +172,7 @@ def policy(
 
     from ..governance.policy import DEFAULT, Policy, load_policy, shown
     from ..governance.work_limits import WorkLimits
-    from .first_join import confirm_looser
+    from .join import confirm_looser
 
     node = node_of(node_config) if file is None and node_config else None
     if node is not None and node.policy:

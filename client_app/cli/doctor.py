@@ -27,7 +27,7 @@ from fedsurrogate.common.command_line import (
 )
 from fedsurrogate.common.errors import ConfigError
 
-from .first_join import UNOPENED, opened
+from .join import UNOPENED, opened
 from .options import KitFolder, MaybeNode, node_of
 
 if TYPE_CHECKING:

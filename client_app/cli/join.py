@@ -1,22 +1,250 @@
-"""The `site join` command, the only one that a hospital needs to take part."""
+"""The `site join` command, the only one that a hospital needs to take part; and what it does with a kit
+before: ask what is missing, check this machine, open the ledger, write a service.
+"""
 
 from __future__ import annotations
 
 import os
+import shlex
+import subprocess
+import sys
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
 from fedsurrogate.common.command_line import console
-from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.errors import ConfigError, DataError, LedgerError
 
-from .first_join import installed, prepare
 from .options import KitFolder, MaybeNode, node_of, one_text
 
 if TYPE_CHECKING:
     from ..diagnostics.findings import Link
+    from ..kit import Kit
     from ..node_config import NodeConfig
+
+# Exit code of the doctor where only the ledger is missing, because nobody has opened it.
+UNOPENED = 3
+COMMAND = (sys.executable, "-P", "-m", "fedsurrogate.client_app.cli.main")
+UNIT = """\
+[Unit]
+Description=fedsurrogate: the site in {folder}
+Wants=network-online.target
+After=network-online.target
+
+[Service]
+ExecStart={command}
+Restart=on-failure
+RestartSec=60
+TimeoutStopSec=120
+
+[Install]
+WantedBy=default.target
+"""
+
+
+def opened(folder: Path) -> Kit:
+    """The kit in a folder; its proxy and form of log hold for this process. Raises ConfigError."""
+    from ..kit import read_kit
+
+    kit = read_kit(folder)
+    given = {
+        "https_proxy": kit.values.get("PROXY"),
+        "FEDSURROGATE_LOG": kit.values.get("LOG_FORMAT"),
+    }
+    os.environ.update({name: value for name, value in given.items() if value})
+    return kit
+
+
+def prepare(folder: Path, yes: bool) -> Kit:
+    """Make a kit ready to join.
+
+    Args:
+        folder: of the kit.
+        yes: whether nothing is asked: the classes that the data have and the policy are confirmed, and
+            the ledger of new data is opened.
+
+    Raises:
+        ConfigError, LedgerError: something is missing, and nobody can be asked.
+        typer.Exit: the doctor has found a fault, or a person has said no.
+    """
+    from ..governance.gate import open_ledger
+    from ..governance.ledger import own_ledger
+
+    kit, asks = opened(folder), sys.stdin.isatty() and not yes
+    if asks and not kit.values.get("DATA"):
+        kit = _ask(kit)
+    node = node_of([kit.node_config()])
+    ledger = own_ledger(node)
+    if ledger is not None and ledger.is_new and (asks or yes):
+        kit = _with_classes(kit, node, asks)
+        node = node_of([kit.node_config()])
+    confirm_looser(node, yes)
+    found = subprocess.run([*COMMAND, "doctor", "--node-config", str(kit.folder)], check=False)
+    if found.returncode not in (0, UNOPENED):
+        raise typer.Exit(1)
+    if ledger is not None and ledger.is_new:
+        if asks:
+            typer.confirm(
+                "Nothing has left yet. Open the ledger of these data, and join", abort=True
+            )
+        elif not yes:
+            raise LedgerError(
+                f"the ledger of {node.data_dir} was never opened, so nothing may leave; type `site join "
+                f"{shlex.quote(str(kit.folder))}` in a terminal, or with --yes"
+            )
+        open_ledger(node)
+        console.print(f"opened {ledger.path}; keep it and {node.check_log}", soft_wrap=True)
+    return kit
+
+
+def _ask(kit: Kit) -> Kit:
+    """Ask a person what the kit cannot know, once."""
+    from fedsurrogate.common.settings import DataKind
+
+    from ..datasets.image_folders import find_tables
+    from ..governance.policy import load_policy
+    from ..kit import keep, set_limits
+
+    policy = load_policy(str(kit.policy))
+    console.print("Your answers go into .env and policy/policy.toml, where you can change them.")
+    while not (data := Path(typer.prompt("Folder of the data")).expanduser().absolute()).is_dir():
+        console.print(f"{data} is no folder on this machine", soft_wrap=True)
+    kinds = [kind for kind in get_args(DataKind) if kind != "digits"]
+    while (
+        kind := typer.prompt(f"Their kind ({', '.join(kinds)})", default=_kind(data))
+    ) not in kinds:
+        console.print(f"{kind!r} is none of these")
+    answers = {"DATA": str(data), "DATA_KIND": kind}
+    if kind in ("parquet", "safetensors", "slides") or (kind != "dicom" and find_tables(data)):
+        answers["LABEL_COLUMN"] = typer.prompt("Column with the class", default="label")
+        answers["PATIENT_COLUMN"] = _optional("Column with the patient's ID")
+    if weights := _optional("File with the weights of the backbone"):
+        file = Path(weights).expanduser().absolute()
+        answers |= {"WEIGHTS": f"/weights/{file.name}", "WEIGHTS_DIR": str(file.parent)}
+    answers["RUN_AS"] = f"{os.getuid()}:{os.getgid()}"
+    run = typer.prompt("Largest epsilon of one run", default=policy.epsilon_per_run, type=float)
+    total = typer.prompt("Of all runs together", default=policy.epsilon_total, type=float)
+    kept = keep(kit, answers)
+    set_limits(kit.policy, {"epsilon-per-run": run, "epsilon-total": total})
+    load_policy(str(kit.policy))
+    return kept
+
+
+def _with_classes(kit: Kit, node: NodeConfig, asks: bool) -> Kit:
+    """The kit with the classes of its data, which a person has confirmed."""
+    from fedsurrogate.common.settings.base import split_names
+
+    from ..diagnostics.first_look import classes_to_confirm, list_data
+    from ..kit import keep
+
+    try:
+        names = classes_to_confirm(node, list_data(node).classes)
+    except (DataError, OSError):
+        return kit  # The doctor reports it.
+    if not names:
+        return kit
+    console.print(
+        f"The data have {len(names)} classes: {', '.join(names)}. When one of them is gone, this site stays "
+        "away.",
+        soft_wrap=True,
+    )
+    if asks and not typer.confirm("Are these all", default=True):
+        written = typer.prompt(
+            "All classes, separated by commas; empty to leave it open", default=""
+        )
+        names = split_names(written)
+    return keep(kit, {"CLASSES": ",".join(names)}) if names else kit
+
+
+def confirm_looser(node: NodeConfig, yes: bool) -> None:
+    """Say what a policy allows beyond the one in force, or beyond the default before the first one, and
+    ask for it; it is in force from then on.
+
+    Args:
+        node: the site's settings.
+        yes: whether nothing is asked.
+
+    Raises:
+        ConfigError: it allows more, and nobody can be asked.
+        typer.Abort: a person has said no.
+    """
+    from ..governance.ledger import own_ledger
+    from ..governance.policy import DEFAULT, confirm_policy, loosened, policy_in_force, policy_of
+
+    policy, before = policy_of(node), policy_in_force(node)
+    if (ledger := own_ledger(node)) is None or (before is None and not ledger.is_new):
+        # Public data; and of a ledger of an earlier version, this policy is in force.
+        return
+    if keys := loosened(before or DEFAULT, policy):
+        what = "the policy in force" if before else "the default policy"
+        console.print(f"{node.policy or 'The policy'} allows more than {what}:", soft_wrap=True)
+        for key in keys:
+            console.print(f"  {key}", soft_wrap=True)
+        forever = policy.irrevocable or "what leaves under it stays spent"
+        console.print(
+            f"This cannot be taken back: {forever}. A stricter policy later changes nothing of that.",
+            style="yellow",
+            soft_wrap=True,
+        )
+        if not yes and not sys.stdin.isatty():
+            raise ConfigError(
+                "nobody has confirmed it; type `site policy` with this site's --node-config in a terminal, "
+                "or with --yes"
+            )
+        if not yes:
+            typer.confirm("Let it be in force", abort=True)
+    if before != policy:
+        confirm_policy(node, policy)
+
+
+def _optional(question: str) -> str:
+    return str(typer.prompt(f"{question}, if there is one", default="", show_default=False))
+
+
+def _kind(data: Path) -> str:
+    """The kind that the names of the first files tell."""
+    suffixes = {file.suffix.lower() for file in islice(data.rglob("*"), 1000)}
+    kinds = {".parquet": "parquet", ".safetensors": "safetensors", ".dcm": "dicom"}
+    return next((kind for suffix, kind in kinds.items() if suffix in suffixes), "imagefolder")
+
+
+def installed(kit: Kit) -> list[str]:
+    """Write a service of this user that joins with a kit.
+
+    Returns:
+        What to type.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    from fedsurrogate.common.files import replace_file
+    from fedsurrogate.common.machine import home_folder
+
+    name = f"fedsurrogate-{kit.values['SITE']}.service"
+    file = (
+        Path(os.environ.get("XDG_CONFIG_HOME") or home_folder() / ".config") / "systemd/user" / name
+    )
+    command = " ".join(map(_quoted, [*COMMAND, "join", str(kit.folder)]))
+    folder = str(kit.folder).replace("%", "%%")
+    try:
+        replace_file(file, UNIT.format(folder=folder, command=command).encode(), mode=0o644)
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be written ({error.strerror})") from None
+    return [
+        f"wrote {file}; start it, now and with this machine:",
+        f"  systemctl --user daemon-reload && systemctl --user enable --now {name}",
+        "  loginctl enable-linger",
+    ]
+
+
+def _quoted(word: str) -> str:
+    """A word of a command as systemd reads it."""
+    for sign, written in (("\\", "\\\\"), ('"', '\\"'), ("%", "%%"), ("$", "$$")):
+        word = word.replace(sign, written)
+    return f'"{word}"'
+
 
 FILES = ("policy", "peers")
 

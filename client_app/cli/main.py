@@ -22,17 +22,14 @@ from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.files import owner_only
 
 from ..processes.own_account import take_arguments
-from .adapt import adapt
 from .approve import approve, enrol, forget, policy, settings
-from .backup import backup, restore
 from .check import check
 from .doctor import doctor, metrics
-from .evaluate import evaluate
+from .evaluate import adapt, evaluate
 from .fetch import fetch
-from .first_join import confirm_looser
 from .generator import generator_app
-from .join import join
-from .models import models_app
+from .join import confirm_looser, join
+from .models import backup, models_app, restore
 from .options import ConfirmPolicy, Node, node_of, one_text
 from .predict import predict
 

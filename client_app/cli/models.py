@@ -1,4 +1,6 @@
-"""The `site models list` commands: which models this site keeps, and which one is in use."""
+"""The `site models`, `backup` and `restore` commands: what this site keeps, which model is in use, and all
+of it in one file.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,70 @@ import typer
 from fedsurrogate.common.command_line import Json, console, new_app
 from fedsurrogate.common.errors import ConfigError
 
-from .options import Node, node_of
+from .options import KitFolder, MaybeNode, Node, node_of
+
+
+def backup(
+    file: Annotated[Path, typer.Argument(help="The file to write; only you can read it.")],
+    kit: KitFolder = None,
+    node_config: MaybeNode = None,
+) -> None:
+    """Write ledger, keys, models and settings of this site into a file.
+
+    No image and no features are in it, and no check log of the ledger: that stays on its own disk, and
+    shows later whether this backup is older than what has left.
+
+    Example: site backup north-2026-11-29.backup north/
+    """
+    from fedsurrogate.common.settings.base import parse_overrides
+
+    from ..backup import write_backup
+    from ..kit import read_kit
+
+    if kit is not None:
+        node_config = [read_kit(kit).node_config()]
+    if not node_config:
+        raise ConfigError(
+            "name the folder of this site's kit: site backup FILE north/; or give --node-config"
+        )
+    count = write_backup(file, kit, parse_overrides(node_config))
+    console.print(f"{file}: {count} files; it holds this site's keys, in clear", soft_wrap=True)
+
+
+def restore(
+    file: Annotated[Path, typer.Argument(help="A file of `site backup`.")],
+    kit: KitFolder = None,
+) -> None:
+    """Restore a backup, and hold its ledger against the check log.
+
+    It goes to where the site was, or into the folder of a kit, which is made if it is missing. Settings
+    and policy that are there stay. If the check log knows of more releases than the backup, or is lost,
+    nothing leaves until a person states what is missing. Exits with 1 then.
+
+    Example: site restore north-2026-11-29.backup north/
+    """
+    from ..backup import restore_backup
+
+    found = restore_backup(file, kit)
+    console.print(
+        f"restored {len(found.files)} files; the state is in {found.node.state}", soft_wrap=True
+    )
+    if found.kept:
+        console.print(
+            f"{len(found.kept)} files of settings were there and stay as they are: "
+            f"{', '.join(sorted(each.name for each in found.kept))}",
+            soft_wrap=True,
+        )
+    if not found.refusals:
+        console.print(
+            "the ledger agrees with its check log: nothing has left since", soft_wrap=True
+        )
+        return
+    raise ConfigError(
+        f"{'; '.join(found.refusals)}\nThe releases since this backup are missing. Look up what they cost, at "
+        "the coordinator or in old logs, and type `site ledger reopen --keep` with this site's --node-config"
+    )
+
 
 models_app = new_app("The models of this site: list, add, put one in use, go back.")
 

@@ -24,9 +24,9 @@ from torch import Tensor
 from fedsurrogate.common.backbones.backbones import Backbone
 from fedsurrogate.common.backbones.power_transform import raised
 from fedsurrogate.common.errors import BackboneError, DataError
+from fedsurrogate.common.logs import counted
 from fedsurrogate.common.machine import available_memory, usable_cores
 from fedsurrogate.common.models.devices import gpus_of
-from fedsurrogate.common.progress import counted
 
 from ..datasets.images import READER
 from ..datasets.left_out import NoRecordsError, SourceError

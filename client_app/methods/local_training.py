@@ -269,7 +269,7 @@ def distil(job: Job) -> tuple[MethodOutput, Head]:
             len(classes),
             run.settings.head,
             run.settings.seed,
-            _loss(run.settings.baseline.temperature, run.settings.baseline.received),
+            _loss(run.settings.baseline.temperature),
         )
     head = Head(job.header(classes), weight, bias)
     made = MethodOutput(
@@ -278,9 +278,9 @@ def distil(job: Job) -> tuple[MethodOutput, Head]:
     return made, head
 
 
-def _loss(t: float, share: float) -> Callable[[Tensor, Tensor], Tensor]:
+def _loss(t: float) -> Callable[[Tensor, Tensor], Tensor]:
     """The loss of logits (n, C) for targets (n, 1 + C), the label and the teacher's logits, at
-    temperature t with that share for the teacher.
+    temperature t, half of it for the teacher.
     """
 
     def loss(logits: Tensor, wanted: Tensor) -> Tensor:
@@ -291,7 +291,7 @@ def _loss(t: float, share: float) -> Callable[[Tensor, Tensor], Tensor]:
             reduction="batchmean",
             log_target=True,
         )
-        return (1 - share) * own + share * t**2 * taught
+        return (own + t**2 * taught) / 2
 
     return loss
 

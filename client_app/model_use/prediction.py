@@ -23,13 +23,13 @@ from fedsurrogate.common.backbones.power_transform import power_in, raised, with
 from fedsurrogate.common.errors import BackboneError, ConfigError, DataError
 from fedsurrogate.common.escapes import as_utf8, csv_rows, csv_text
 from fedsurrogate.common.files import replace_file
+from fedsurrogate.common.logs import counted
 from fedsurrogate.common.models.classifiers import (
     Classifier,
     one_thread,
     scores_alone,
     target_of_model,
 )
-from fedsurrogate.common.progress import counted
 from fedsurrogate.common.signed_models.gaussians import Gaussians
 from fedsurrogate.common.signed_models.signed_model import SignedModel
 

@@ -1,5 +1,5 @@
 """Names of backbones, files of weights and columns of tables, checked without loading a library:
-torch alone takes over a second.
+torch alone takes over a second. And dimensions, where a name tells them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ..errors import LONGEST_FINGERPRINT, BackboneError, DataError
-from ..extras import BUILT_BY, check_installed, is_installed
+from ..extras import BUILT_BY, OF_FEATURES, check_installed, is_installed
 from ..identity import normal
 
 FORMS = (
@@ -284,3 +284,37 @@ def listed(names: Sequence[str]) -> str:
     """Names for an error, the first of many."""
     more = f", ... ({len(names)} in all)" if len(names) > MOST_SHOWN else ""
     return (", ".join(repr(name[:LONGEST_SHOWN]) for name in names[:MOST_SHOWN]) or "none") + more
+
+
+KNOWN_DIMENSIONS = {
+    "torchvision:mobilenet_v2": 1280,
+    "torchvision:resnet50": 2048,
+    "torchvision:resnet18": 512,
+    "timm:tf_efficientnet_lite0": 1280,
+}
+# Side of the images of the digits.
+DIGITS = 8
+
+
+def named_dimension(data: str, backbone: str, image_size: int) -> int:
+    """The dimension of a backbone's features by its name, without loading it or reading a file.
+
+    Args:
+        data: kind of data, the setting `data`.
+        backbone: its name, the setting `backbone`.
+        image_size: side of the images in pixels; 0 if it is not set.
+
+    Returns:
+        The dimension; 0 where only the sites know it.
+
+    Example:
+        >>> named_dimension("imagefolder", "pixels:rgb", 8), named_dimension("digits", "pixels", 0)
+        (192, 64)
+        >>> named_dimension("safetensors", "pixels", 28)
+        0
+    """
+    if backbone not in OF_IMAGE_SIZE:
+        return KNOWN_DIMENSIONS.get(backbone, 0)
+    if data in OF_FEATURES or not (image_size or data == "digits"):
+        return 0
+    return (3 if backbone == "pixels:rgb" else 1) * (image_size or DIGITS) ** 2

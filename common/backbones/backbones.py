@@ -17,11 +17,10 @@ from ..models.devices import pick_device
 from .backbone_names import FORMS
 from .hugging_face import hugging_face_network
 from .libraries import open_clip_network, stored_files, timm_network, torchvision_network
-from .model_folders import files_of
 from .networks import USUAL, BackboneOptions, LoadedNetwork, NetworkRequest, Pooled
 from .onnx_graphs import onnx_network
 from .preprocessing import OwnTransform, Preprocessing
-from .weight_files import first_sentence, kept_weights, load_weights, read_weights
+from .weight_files import files_of, first_sentence, kept_weights, load_weights, read_weights
 
 # On a CPU, the activations of eight images fit into its caches: 2 to 3 times the measured rate of
 # batches of 64.

@@ -15,10 +15,9 @@ from torch import Tensor, nn
 
 from ..errors import BackboneError
 from ..extras import needed_for
-from .model_folders import Files
 from .networks import LoadedNetwork, NetworkRequest, Pooling
 from .preprocessing import Preprocessing
-from .weight_files import Weights, network_part
+from .weight_files import Files, Weights, network_part
 
 # A model with a text tower, and the image tower alone.
 SIGLIP = ("siglip", "siglip_vision_model")

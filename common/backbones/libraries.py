@@ -21,10 +21,9 @@ from torch import Tensor, nn
 from ..errors import BackboneError
 from ..extras import needed_for
 from .backbone_names import HUB, LOCAL, WEIGHTS_IN_FOLDERS
-from .model_folders import Files, missing_files
 from .networks import LoadedNetwork, NetworkRequest
 from .preprocessing import Preprocessing
-from .weight_files import Weights, first_sentence, network_part
+from .weight_files import Files, Weights, first_sentence, missing_files, network_part
 
 # open_clip builds an image tower with a text tower only; this one has next to no weights.
 NO_TEXT = {"context_length": 1, "vocab_size": 1, "width": 8, "heads": 1, "layers": 1}

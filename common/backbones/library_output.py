@@ -21,9 +21,8 @@ from ..extras import needed_for
 from ..machine import available_memory
 from .backbones import ON_CPU, ON_GPU, Backbone
 from .libraries import quiet
-from .model_folders import Files, files_of
 from .networks import BackboneOptions
-from .weight_files import first_sentence
+from .weight_files import Files, files_of, first_sentence
 
 # A second copy of the weights, and what a library needs to read it.
 COPIES = 3

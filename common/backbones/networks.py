@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import BackboneError
-from .model_folders import Files
 from .preprocessing import Preprocessing
-from .weight_files import Weights
+from .weight_files import Files, Weights
 
 if TYPE_CHECKING:
     from ..settings.heads import FeaturesSettings

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from ..backbones.dimensions import named_dimension
+from ..backbones.backbone_names import named_dimension
 from ..errors import LARGEST_COUNT, LARGEST_NUMBER
 from ..privacy.mechanism import (
     DISTRIBUTED_SUMS,

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 
 from ..errors import SurrogateError
 from ..identity import distinct_names
-from ..progress import counted
+from ..logs import counted
 
 if TYPE_CHECKING:
     import torch

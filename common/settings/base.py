@@ -409,6 +409,10 @@ _LABELS = (
     "label has the second moment of the sites that annotate it where no noise pays for it"
 )
 _PEERS = "methods of peers, and fedsurrogate 0.2.0 was the last with them"
+_FIXED = (
+    "a number that no measured run wanted to be another, and fedsurrogate 0.2.0 was the last with the "
+    "setting; it has the default of then"
+)
 # Methods that are no more, and the last version that has them.
 METHODS = dict.fromkeys(("afl", "fedbe", "fedcof", "fedcgs", "fedkt", "gh-ofl"), "0.2.0")
 # Settings that are no more, which run folders of earlier versions name: the value that asked for
@@ -432,6 +436,10 @@ GONE: dict[str, tuple[Scalar, str]] = {
     "feature-names": ("", _COX),
     "label-code": ("auto", _LABELS),
     "label-moment": ("auto", _LABELS),
+    "fedlap.image-momentum": (0.5, _FIXED),
+    "dpcvae.first-round-fraction": (0.0, _FIXED),
+    "baseline.received": (0.5, _FIXED),
+    "baseline.neighbours": (10, _FIXED),
 }
 # The same of single values of settings that are there.
 GONE_VALUES: dict[tuple[str, Scalar], str] = {

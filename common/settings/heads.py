@@ -214,15 +214,6 @@ class BaselineSettings(Section):
     temperature: Annotated[float, Only("kd")] = Field(
         5.0, gt=0, description="Temperature of the received head in knowledge distillation."
     )
-    received: Annotated[float, Only("kd")] = Field(
-        0.5,
-        ge=0,
-        le=1,
-        description="Share of the received head's predictions in the distillation loss.",
-    )
-    neighbours: Annotated[int, Only("knn-per"), Unit("records")] = Field(
-        10, ge=1, description="Nearest records whose labels are mixed with the model's prediction."
-    )
     validation: Annotated[float, Only("fedlambda", "knn-per", "dpcvae", "dpcgan")] = Field(
         0.2,
         gt=0,

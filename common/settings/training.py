@@ -206,9 +206,6 @@ class FedLAPSettings(Section):
     image_learning_rate: float = Field(
         100.0, gt=0, le=1e6, description="Learning rate of the images."
     )
-    image_momentum: float = Field(
-        0.5, ge=0, lt=1, description="Momentum of the steps of the images."
-    )
     mse_weight: float = Field(
         -1.0,
         le=1e6,
@@ -318,13 +315,6 @@ class DPCVAESettings(Section):
         description="What the first round releases: the size of every class (counts), or also the "
         "sum of its embeddings.",
     )
-    first_round_fraction: float = Field(
-        0.0,
-        ge=0,
-        lt=1,
-        description="Fraction of the budget for the first round; 0 for 4 / (4 + epsilon) with sums, "
-        "0.05 with counts.",
-    )
     latent: Annotated[int, Unit("dimensions")] = Field(
         0,
         ge=0,
@@ -383,9 +373,7 @@ class DPCVAESettings(Section):
 
     def share(self, epsilon: float) -> float:
         """The first round's share of the budget 1 / noise_multiplier^2."""
-        return self.first_round_fraction or (
-            4 / (4 + epsilon) if self.first_round == "sums" else 0.05
-        )
+        return 4 / (4 + epsilon) if self.first_round == "sums" else 0.05
 
     def rate(self, round: int, rounds: int, usual: float) -> float:
         """The learning rate in a round, counted from one, of so many as the run has; `usual` if none

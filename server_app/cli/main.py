@@ -31,7 +31,7 @@ from .offline import exchange, learn, request
 from .offline import key as show_key
 from .options import RunArgument, RunSettings, complete_runs
 from .proposals import approve, approver, propose
-from .settings import public_map, sample_data, settings
+from .settings import sample_data, settings
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -433,7 +433,6 @@ for command in (
     app.command()(command)
 # Started by containers and by Flower, or once in the life of a federation: no person looks for them.
 app.command(name="app", hidden=True)(run_app)
-app.command(hidden=True)(public_map)
 app.command(
     hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
 )(superlink)

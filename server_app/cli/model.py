@@ -378,7 +378,7 @@ def export(
 
         file.write_text(model_card(model, run), encoding="utf-8")
     else:
-        from fedsurrogate.common.progress import counted
+        from fedsurrogate.common.logs import counted
 
         from ..export.graph import check_onnx, graph_of, write_graph
         from ..export.model_card import model_card

@@ -1,4 +1,4 @@
-"""The `coordinator settings`, `sample-data` and `public-map` commands: what a run can be set to, and
+"""The `coordinator settings` and `sample-data` commands: what a run can be set to, and
 what it can begin with.
 """
 
@@ -117,31 +117,3 @@ def sample_data(
     console.print(f"all hospitals   {folder / 'hospitals'}", soft_wrap=True)
     console.print(f"one hospital    {folder / 'hospitals' / names[0]}", soft_wrap=True)
     console.print(f"new patients    {folder / 'new'}", soft_wrap=True)
-
-
-def public_map(
-    public: Annotated[
-        Path,
-        typer.Argument(help="Features of public images: what site features wrote for a folder."),
-    ],
-    out: Annotated[Path, typer.Option(help="File of the map.")] = Path("map.safetensors"),
-    backbone: Annotated[str, typer.Option(help="Backbone that made the features.")] = "pixels",
-    weights_path: Annotated[
-        str, typer.Option(help="File of its weights; empty for those that its library has stored.")
-    ] = "",
-    power_transform: Annotated[
-        float,
-        typer.Option(
-            min=0, max=2, help="features.power-transform of the run; 0 for the backbone's."
-        ),
-    ] = 0.0,
-) -> None:
-    """Make a public map for secure aggregation, once for many runs. No hospital's data may be in it.
-
-    Example: coordinator public-map public.safetensors --backbone torchvision:mobilenet_v2
-    """
-    from ..counting import write_public_map
-
-    made = write_public_map(str(public), out, backbone, weights_path, power_transform)
-    console.print(f"map             {out}: {made}", soft_wrap=True)
-    console.print(f"use it with     -c 'features.projection=\"{out}\"'", soft_wrap=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from fedsurrogate.common.costs import Cost, costs
 from fedsurrogate.common.escapes import human_bytes
@@ -16,10 +15,6 @@ from fedsurrogate.common.secure_aggregation.rules import projected_dimensions
 from fedsurrogate.common.settings import FeaturesSettings, Settings
 
 from .metrics import mean_noise
-
-if TYPE_CHECKING:
-    pass
-
 
 STEP = (
     "the sum of clipped gradients of all records of all sites at the common model, and their "

@@ -28,7 +28,7 @@ from flwr.serverapp import Grid
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from fedsurrogate.common.backbones.dimensions import named_dimension
+from fedsurrogate.common.backbones.backbone_names import named_dimension
 from fedsurrogate.common.backbones.own_backbones import HEADS, own_head
 from fedsurrogate.common.backbones.power_transform import raised
 from fedsurrogate.common.errors import ConfigError, RunError, SurrogateError
@@ -503,7 +503,7 @@ def read_public(file: str) -> Tensor:
     return features
 
 
-NAME, CENTRE, POWER = "projection", "centre", "power"
+NAME, CENTRE = "projection", "centre"
 # Part of the mean variance that is added to every variance of public images: directions that they
 # do not have stay small.
 RIDGE = 0.1
@@ -529,8 +529,7 @@ def map_with_words(config: Run, dimension: int = 0) -> tuple[PublicMap, str]:
     public, file = own.fedpft.public, own.features.given_projection
     centre = read_centre(public, power)
     if file:
-        directions, is_head, of_file = _read(file, power)
-        centre = of_file if centre is None else centre
+        directions, is_head = _read(file)
         wanted = dimensions_of(own.features, own.colluding, config.mechanism)
     elif wanted := projected_dimensions(config, dimension):
         head = own_head(own.backbone, own.weights_path, dimension)
@@ -586,7 +585,7 @@ def with_digest(flat: Mapping[str, Scalar]) -> dict[str, Scalar]:
     if own.fedpft.public:
         dimension = read_public(own.fedpft.public).shape[1]
     elif own.features.given_projection:
-        dimension = _read(own.features.given_projection, run.power)[0].shape[1]
+        dimension = _read(own.features.given_projection)[0].shape[1]
     else:
         # Of files at sites `data` says nothing.
         dimension = named_dimension("imagefolder", own.backbone, own.image_size)
@@ -676,26 +675,17 @@ def leading(rows: Tensor) -> Tensor:
     return directions
 
 
-def _read(file: str, power: float) -> tuple[Tensor, bool, Tensor | None]:
-    """The matrix in a file, whether it is a head, and the centre in it.
-
-    Args:
-        file: safetensors.
-        power: of the run's features, which that of a map with a centre must equal.
-    """
+def _read(file: str) -> tuple[Tensor, bool]:
+    """The matrix in a safetensors file, and whether it is a head."""
     from safetensors import SafetensorError, safe_open
 
-    centre = None
     try:
         with safe_open(Path(file).expanduser(), "pt") as content:
             held = content.keys()
             names = [name for name in (NAME, *HEADS) if name in held]
             directions = content.get_tensor(names[0]).double() if names else torch.zeros(0)
-            made_for = (content.metadata() or {}).get(POWER, "")
-            if names[:1] == [NAME] and CENTRE in held:
-                centre = unpack_centre(pack_centre(content.get_tensor(CENTRE)))
     # RuntimeError, TypeError: torch cannot represent a side of zero next to a huge one.
-    except (OSError, RuntimeError, TypeError, SafetensorError, SurrogateError) as error:
+    except (OSError, RuntimeError, TypeError, SafetensorError) as error:
         raise ConfigError(
             f"features.projection = {file!r}: no readable safetensors file ({error})"
         ) from None
@@ -704,17 +694,12 @@ def _read(file: str, power: float) -> tuple[Tensor, bool, Tensor | None]:
             f"features.projection = {file!r}: needs a finite matrix named {NAME}, or a head named "
             f"{', '.join(HEADS)}"
         )
-    if centre is not None and len(centre) != directions.shape[1]:
+    if CENTRE in held:
         raise ConfigError(
-            f"features.projection = {file!r}: a centre of {len(centre)} dimensions, but a matrix "
-            f"of {directions.shape[1]} columns"
+            f"features.projection = {file!r} has a tensor {CENTRE!r}, which fedsurrogate 0.2.0 was the last "
+            f"to read; write the file without it, and name features of public images in fedpft.public"
         )
-    if made_for and made_for != f"{power:g}":
-        raise ConfigError(
-            f"features.projection = {file!r} was made for features.power-transform = {made_for}, and this run "
-            f"has {power:g}; make it anew with coordinator public-map --power-transform {power:g}"
-        )
-    return directions, names[0] != NAME, centre
+    return directions, names[0] != NAME
 
 
 # In the memory of a training: the share of its weight that a site keeps, from its first round on.

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsurrogate.common import command_line, progress
+from fedsurrogate.common import command_line, logs
 from fedsurrogate.common.command_line import announced, new_app, run_command, stderr_console
 from fedsurrogate.common.errors import ConfigError
-from fedsurrogate.common.progress import counted
+from fedsurrogate.common.logs import counted
 from tests.documents import ROOT
 
 
@@ -40,12 +40,12 @@ def test_a_line_every_ten_seconds_has_the_rate_and_the_time_that_is_left(
     """In the log; of a command a person sees it as well."""
     with pytest.MonkeyPatch.context() as patch:
         clock, lines, seen = [100.0], list[str](), list[str]()
-        patch.setattr(progress, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
-        patch.setattr(progress.LOG, "info", lambda text, *words: lines.append(text % words))
+        patch.setattr(logs, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+        patch.setattr(logs.LOG, "info", lambda text, *words: lines.append(text % words))
         patch.setattr(type(stderr_console()), "is_terminal", False)
         patch.setattr(stderr_console(), "print", lambda text, **_: seen.append(text))
         flag = threading.Event()
-        patch.setattr(progress, "of_a_command", flag)
+        patch.setattr(logs, "of_a_command", flag)
         if of_a_command:
             flag.set()
         more = {} if done is None else {"done": done}
@@ -90,7 +90,7 @@ def test_a_terminal_shows_a_bar_with_what_is_counted_and_what_is_left(tmp_path: 
     code = (
         "import time\n"
         "from fedsurrogate.common.command_line import stderr_console\n"
-        "from fedsurrogate.common.progress import counted\n"
+        "from fedsurrogate.common.logs import counted\n"
         "with stderr_console().status('sites work'), counted('north', 8, 0, 'images') as advance:\n"
         "    for _ in range(8):\n"
         "        time.sleep(0.2)\n"

@@ -33,7 +33,6 @@ RUN_BY = {
     "coordinator plan": "docs/test_commands.py",
     "coordinator settings": "server_app/cli/test_main.py",
     "coordinator simulate": "e2e/test_simulation_and_deployment.py",
-    "coordinator public-map": "server_app/test_public_map.py",
     "coordinator sample-data": "server_app/sample_data/test_xrays.py",
     "coordinator sweep": "fedsurrogate/test_sweep.py",
     "coordinator report": "server_app/cli/test_main.py",

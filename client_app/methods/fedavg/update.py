@@ -284,6 +284,8 @@ def write_control(folder: Path, number: int, control: Tensors) -> None:
 
 # Candidate weights of the site's own part in the mixture.
 SHARES = torch.linspace(0, 1, 11)
+# Nearest records whose labels kNN-Per mixes with the prediction.
+NEIGHBOURS = 10
 # Class probabilities (n, C) of features (n, d), and what makes them from the features, labels and
 # number of classes of the site's own records.
 Scores = Callable[[Tensor], Tensor]
@@ -315,8 +317,7 @@ def with_neighbours(job: Job, gate: Gate) -> Info:
     Raises:
         SurrogateError: for a head that is not this run's.
     """
-    fit = partial(nearest_records, neighbours=job.run.settings.baseline.neighbours)
-    return counted(personal_accuracy(job, checked_classifier(job), fit))
+    return counted(personal_accuracy(job, checked_classifier(job), nearest_records))
 
 
 def personal_accuracy(job: Job, model: Classifier, fit: Fit) -> tuple[int, int]:
@@ -388,17 +389,16 @@ def own_head(
     return lambda asked: (asked @ weight.T + bias).softmax(1)
 
 
-def nearest_records(features: Tensor, labels: Tensor, classes: int, neighbours: int) -> Scores:
+def nearest_records(features: Tensor, labels: Tensor, classes: int) -> Scores:
     """Shares of the classes among the nearest of the site's own records, weighted by distance.
 
     Args:
         features: as in `own_head`.
         labels: as in `own_head`.
         classes: as in `own_head`.
-        neighbours: number of records, or all if there are fewer.
     """
     memory = torch.nn.functional.normalize(features, dim=1)
-    count = min(neighbours, len(labels))
+    count = min(NEIGHBOURS, len(labels))
 
     def scores(asked: Tensor) -> Tensor:
         distances = torch.cdist(torch.nn.functional.normalize(asked, dim=1), memory)

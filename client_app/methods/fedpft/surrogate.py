@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedsurrogate.common.errors import ConfigError, DataError, SurrogateError
+from fedsurrogate.common.logs import counted
 from fedsurrogate.common.methods.fedpft import AUTO_BITS, AUTO_RANK, Form, form_of, in_form
 from fedsurrogate.common.models.devices import stream
 from fedsurrogate.common.privacy.exact_sums import COARSE, ExactSum, IntegerSum, toward_zero
@@ -26,7 +27,6 @@ from fedsurrogate.common.privacy.gaussian_mechanism import (
 )
 from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.privacy.shares import ALL, EM_STEPS
-from fedsurrogate.common.progress import counted
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import FedPFTSettings
 from fedsurrogate.common.surrogates.class_sums import Sums, statistics

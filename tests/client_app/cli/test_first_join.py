@@ -11,7 +11,7 @@ import pytest
 import typer
 from PIL import Image
 
-from fedsurrogate.client_app.cli.first_join import prepare
+from fedsurrogate.client_app.cli.join import prepare
 from fedsurrogate.client_app.kit import read_kit
 from fedsurrogate.common.errors import ConfigError, LedgerError
 from tests.commands import site
@@ -125,7 +125,7 @@ def test_the_service_joins_with_this_kit(
     kit: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """systemd reads the folder as it is, and the service opens no ledger."""
-    from fedsurrogate.client_app.cli.first_join import installed
+    from fedsurrogate.client_app.cli.join import installed
 
     monkeypatch.setenv("XDG_CONFIG_HOME", str(kit.parent / "config"))
     moved = read_kit(kit.rename(kit.parent / name))

@@ -101,14 +101,11 @@ def teacher(config: Run, labels: list[int], **change: Any) -> bytes:
 @settings(max_examples=40)
 @given(
     temperature=st.floats(0.5, 9),
-    share=st.floats(0, 1),
     count=st.integers(1, 6),
     seed=st.integers(0, 99),
 )
-def test_the_loss_is_hinton_and_colleagues(
-    temperature: float, share: float, count: int, seed: int
-) -> None:
-    """(1 - w) cross-entropy + w T^2 KL(teacher || own) at temperature T."""
+def test_the_loss_is_hinton_and_colleagues(temperature: float, count: int, seed: int) -> None:
+    """Half the cross-entropy and half T^2 KL(teacher || own) at temperature T."""
     draw = np.random.default_rng(seed)
     own, taught = draw.normal(size=(2, count, 3)) * 2
     labels = draw.integers(0, 3, count)
@@ -120,10 +117,10 @@ def test_the_loss_is_hinton_and_colleagues(
     total = 0.0
     for logits, lesson, label in zip(own, taught, labels, strict=True):
         p, q = chances(lesson, temperature), chances(logits, temperature)
-        total -= (1 - share) * np.log(chances(logits, 1.0)[label]) / count
-        total += share * temperature**2 * float((p * np.log(p / q)).sum()) / count
+        total -= np.log(chances(logits, 1.0)[label]) / count / 2
+        total += temperature**2 * float((p * np.log(p / q)).sum()) / count / 2
     wanted = torch.from_numpy(np.concatenate([labels[:, None], taught], 1))
-    found = distillation._loss(temperature, share)(torch.from_numpy(own), wanted)
+    found = distillation._loss(temperature)(torch.from_numpy(own), wanted)
     assert float(found) == pytest.approx(total, rel=1e-9, abs=1e-12)
 
 
@@ -132,7 +129,7 @@ def test_the_first_site_learns_from_its_labels_and_the_others_from_the_received_
     monkeypatch: pytest.MonkeyPatch, first: bool
 ) -> None:
     config, labels = (
-        run("kd", seed=6, **{"baseline.temperature": 2.5, "baseline.received": 0.4}),
+        run("kd", seed=6, **{"baseline.temperature": 2.5}),
         [0, 1, 2, 1, 0, 2],
     )
     seen: list[Any] = []
@@ -156,7 +153,7 @@ def test_the_first_site_learns_from_its_labels_and_the_others_from_the_received_
         logits = own @ tensors["weight"].T + tensors["bias"]
         torch.testing.assert_close(wanted, torch.cat([y[:, None].float(), logits], 1))
         some = torch.randn(6, 3, generator=torch.Generator().manual_seed(1))
-        expected = distillation._loss(2.5, 0.4)(some, wanted)
+        expected = distillation._loss(2.5)(some, wanted)
         assert float(loss[0](some, wanted)) == float(expected)
     sent = unpack_parameters(made.payload)
     assert (sent.records, sent.round, sent.header.classes) == (6, 1, NAMES)

@@ -21,10 +21,13 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
 
-from fedsurrogate.common.backbones import backbone_names, backbones, dimensions, own_backbones
-from fedsurrogate.common.backbones.backbone_names import check_backbone_name, check_weights_file
+from fedsurrogate.common.backbones import backbone_names, backbones, own_backbones
+from fedsurrogate.common.backbones.backbone_names import (
+    check_backbone_name,
+    check_weights_file,
+    named_dimension,
+)
 from fedsurrogate.common.backbones.backbones import fingerprint_of, frozen_forward, load_backbone
-from fedsurrogate.common.backbones.dimensions import named_dimension
 from fedsurrogate.common.backbones.libraries import published_weights
 from fedsurrogate.common.backbones.own_backbones import load_own_module, own_backbone, own_head
 from fedsurrogate.common.backbones.preprocessing import OwnTransform, Preprocessing
@@ -150,7 +153,7 @@ def test_settings_alone_tell_the_dimension_of_pixels_and_of_known_models(
     ):
         assert named_dimension(data, name, size) == wanted
     assert named_dimension(data, "own", size) == 0
-    assert dimensions.DIGITS == 8
+    assert backbone_names.DIGITS == 8
 
 
 # Images.

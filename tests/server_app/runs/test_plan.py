@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fedsurrogate.common.backbones.dimensions import KNOWN_DIMENSIONS
+from fedsurrogate.common.backbones.backbone_names import KNOWN_DIMENSIONS
 from fedsurrogate.common.costs import Cost, find_dimension
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.privacy.accounting import gaussian_noise_multiplier

@@ -29,6 +29,7 @@ from fedsurrogate.strategies.pooling.class_means import (
     read_map,
     whitened,
 )
+from tests.grid import metrics_of, run_federation, sites
 
 SECURE: dict[str, Any] = {
     "secure-aggregation": True,
@@ -212,3 +213,14 @@ def test_a_sum_has_room_for_all_records_that_are_known(records: int, most: int) 
         max(records, most) if most == 20_000 else most
     )
     assert parse_run(run.settings.flat()).digest == run.digest
+
+
+def test_budget_and_classes_are_all_that_a_secure_aggregation_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedsurrogate.common.secure_aggregation.rules.FEWEST_MAPPED", 64)
+    classes = ",".join(map(str, range(10)))
+    chosen = {"secure-aggregation": True, "epsilon": 8.0, "delta": 1e-5, "classes": classes}
+    metrics = metrics_of(run_federation(tmp_path, sites(3), **chosen))
+    assert "63 of 64 directions: random" in metrics["learning"]["projection"]
+    assert metrics["accuracy"]["model"] > 0.8

@@ -28,7 +28,7 @@ HEAD = {"head.min-steps": 100, "head.learning-rate": 0.05}
 OWN = parse_run({"method": "fedlambda"} | HEAD).settings
 FITS = {
     "fedlambda": partial(own_head, head=OWN.head, seed=OWN.seed),
-    "knn-per": partial(nearest_records, neighbours=OWN.baseline.neighbours),
+    "knn-per": nearest_records,
 }
 
 

@@ -20,8 +20,15 @@ from fedsurrogate.client_app.features.site_features import LabelledFeatures, Sit
 from fedsurrogate.client_app.governance.release import entry
 from fedsurrogate.client_app.methods.dp.record_gradients import PrivateGradient
 from fedsurrogate.client_app.methods.fedlap import approximation
-from fedsurrogate.client_app.methods.fedlap.approximation import dsc, feddm, perturbed, psg
-from fedsurrogate.client_app.methods.fedlap.image_synthesis import Matching, synthesise
+from fedsurrogate.client_app.methods.fedlap.approximation import (
+    MOMENTUM,
+    Matching,
+    dsc,
+    feddm,
+    perturbed,
+    psg,
+    synthesise,
+)
 from fedsurrogate.client_app.methods.fedlap.statistics import (
     CLASS_GRADIENTS,
     Batches,
@@ -93,7 +100,7 @@ def plain(
                     steps += 1
                     if steps != broken:
                         by = values - count + here["bias"].sum()
-                        speed = own.image_momentum * speed + by
+                        speed = MOMENTUM * speed + by
                         values = values - own.image_learning_rate * speed
             if loop < own.loops - 1:
                 for _ in range(own.model_steps):
@@ -116,7 +123,6 @@ def plain(
         image_steps=st.integers(1, 3),
         model_steps=st.integers(1, 2),
         image_learning_rate=st.sampled_from([0.1, 1.0]),
-        image_momentum=st.sampled_from([0.0, 0.5, 0.9]),
         trust_radius=st.sampled_from([0.05, 1e3]),
     ),
     st.integers(0, 99),
