@@ -11,8 +11,7 @@
     result.accuracy, result.bytes, result.report()
 
     table = fs.sweep(10, data=images, backbone="torchvision:resnet18", grid={"epsilon": [1.0, 8.0]},
-    delta=1e-5)
-    table.to_frame()
+    delta=1e-5) table.to_frame(), table.plot("accuracy.png")
 
     model = fs.FederatedClassifier().fit(x, y, sites=names)    # an estimator of scikit-learn
 

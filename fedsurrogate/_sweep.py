@@ -12,10 +12,11 @@ from torch import nn
 
 from fedsurrogate._arrays import data_frame
 from fedsurrogate._images import Images
-from fedsurrogate._inputs import check, flat_settings, is_whole, shown
+from fedsurrogate._inputs import check, flat_settings, is_whole, shown, writing
 from fedsurrogate._simulation import OF_BACKBONE, STATED, Pair, Simulation, gather
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.settings.base import Scalar
+from fedsurrogate.server_app.report.plots.sweep import draw_sweep
 from fedsurrogate.server_app.runs.scores import SCORES
 from fedsurrogate.server_app.sweep import (
     Summary,
@@ -84,6 +85,27 @@ class Sweep:
             PackageError: without pandas; `rows` needs none.
         """
         return data_frame([{_tidy(key): row[key] for key in row} for row in self.rows])
+
+    def plot(self, path: str | Path | None = None, *, over: str = "", score: str = "") -> Any:
+        """A matplotlib figure of a mean score: a line for each combination of other settings, with
+        its 95 % interval over the seeds.
+
+        Args:
+            path: of a file that the figure is written to; None for no file.
+            over: the horizontal axis: a setting with numbers, such as "epsilon", "sites" or
+                "rounds", or "bytes" for those that all sites sent; "" for the setting with the most
+                values.
+            score: "auroc", "balanced accuracy", "accuracy" or "majority"; "" for AUROC where one class
+                is so large that accuracy misleads, else for accuracy.
+
+        Raises:
+            ConfigError: for an axis that the sweep does not vary, another score, or a file that cannot be written.
+        """
+        figure = draw_sweep(self.summary(), over, score)
+        if path is not None:
+            with writing(path) as file:
+                figure.savefig(file, dpi=150)
+        return figure
 
     def __repr__(self) -> str:
         score = leading_score(summaries := self.summary())

@@ -40,6 +40,7 @@ from fedsurrogate.server_app.export.graph import check_onnx
 from fedsurrogate.server_app.lifecycle.before_start import flower_engine
 from fedsurrogate.server_app.monitoring.mlflow_runs import log_to_mlflow
 from fedsurrogate.server_app.monitoring.prometheus import serve
+from fedsurrogate.server_app.report.plots.sweep import draw_sweep
 
 OBSERVED = Observed(np.arange(1.0, 4.0), np.array([True, False, True]), np.arange(3.0))
 NUMBERS = Predictions(np.arange(3.0), np.arange(3.0))
@@ -129,6 +130,7 @@ USES: list[tuple[str, str, Callable[[Path], object]]] = [
         lambda _: client_of("http://pacs/web", settings_of({}, None)),
     ),
     ("pydicom", "data = 'dicom'", lambda at: _simulate(at, data="dicom", data_dir=str(at))),
+    ("matplotlib", "the plot of a sweep", lambda _: draw_sweep(())),
     ("pandas", "a data frame", lambda _: data_frame([])),
     ("onnx", "--format onnx", lambda _: check_onnx()),
     ("onnxruntime", "--format onnx", lambda _: check_onnx()),

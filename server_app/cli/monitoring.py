@@ -163,13 +163,16 @@ def sweep(
 ) -> None:
     """Simulate every combination of settings and seeds.
 
-    Prints one table, and writes its rows. Ctrl-C keeps what is done, prints its table and how to go on.
+    Prints one table, and writes it with a plot. Ctrl-C keeps what is done, prints its table and how to go on.
 
     `coordinator report RUN` draws the report of one of the runs.
 
     Example: coordinator sweep --seeds 2 -g method=fedpft,average -g alpha=0.1,1.0
     """
+    from fedsurrogate.common.extras import is_installed, missing
+
     from ..deployment.local_engine import simulate_here
+    from ..report.plots.sweep import draw_sweep
     from ..runs.presets import typed_settings
     from ..sweep import Varied, combinations, merged, run_sweep, summarise, sweep_file
     from ..trial_process import Start
@@ -197,11 +200,21 @@ def sweep(
     interrupted = len(finished) < len(trials)
     if interrupted and not finished:
         raise typer.Exit(130)
+    summaries = summarise(finished)
+    picture = file.with_suffix(".png")
+    drawn = is_installed("matplotlib")
+    if drawn:
+        draw_sweep(summaries).savefig(picture, dpi=150)
+    else:
+        # The rows of runs that may have taken hours must not be lost for their picture.
+        progress.print(
+            f"warning: {missing('matplotlib', 'the plot')}", style="yellow", soft_wrap=True
+        )
     if as_json:
         typer.echo(json.dumps([trial.row() for trial in finished], indent=2))
     else:
-        console.print(_table(summarise(finished)))
-        console.print(f"rows {file}", soft_wrap=True)
+        console.print(_table(summaries))
+        console.print(f"rows {file}" + (f"\nplot {picture}" if drawn else ""), soft_wrap=True)
     if interrupted:
         progress.print(f"interrupted; --resume '{file}' goes on", style="yellow", soft_wrap=True)
         raise typer.Exit(130)

@@ -64,6 +64,7 @@ BAD: list[tuple[Callable[[], object], str]] = [
         r"to try each write grid=\{'epsilon': \[...\]\}",
     ),
     (lambda: fs.sweep(2.5), "sites = 2.5"),  # type: ignore[arg-type]
+    (lambda: fs.Sweep((), Path("x")).plot("/nowhere/x.png"), "make '/nowhere' first"),
     (lambda: fs.learn(ONE), r"write learn\(\[surrogate\]\)"),  # type: ignore[arg-type]
     (lambda: fs.learn([1, 2]), "number 0 of the list is 1"),  # type: ignore[list-item]
     (lambda: fs.learn("x"), "no list of surrogates"),  # type: ignore[arg-type]

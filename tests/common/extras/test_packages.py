@@ -325,6 +325,25 @@ def test_a_run_without_matplotlib_ends_with_a_report_that_says_what_is_missing(
     assert '<svg class="accuracy"' in drawn
 
 
+def test_a_sweep_without_matplotlib_keeps_its_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    settings = f'output-dir="{tmp_path}/runs" head.min-steps=20 head.epochs=1'
+    with hidden("matplotlib"):
+        assert (
+            commands.coordinator(
+                monkeypatch, "sweep", "--seeds", "1", "--sites", "2", "-c", settings
+            )
+            == 0
+        )
+    shown = capsys.readouterr()
+    assert "warning: the plot needs the package matplotlib" in shown.err
+    assert "plot " not in shown.out
+    assert list((tmp_path / "runs").glob("sweep*.json"))
+    assert not list((tmp_path / "runs").glob("*.png"))
+
+
 @pytest.mark.parametrize(
     ("node", "run", "expected"),
     [
