@@ -26,10 +26,6 @@ _MAP = (
     "public-map is gone, and fedsurrogate 0.2.0 was the last with it; fedpft.public = the file of public "
     "features and features.projection = the file of the backbone's weights make the same map"
 )
-_SHEET = (
-    "the disclosure sheet is gone, and fedsurrogate 0.2.0 was the last with it; `site check` prints "
-    "what would leave, and `site check --attack` writes a page of what attacks find"
-)
 _PRESET = "`--preset NAME` is now `-c NAME`, before other settings"
 _SUM = "`--secure-sum` is now `--secure-aggregation`"
 # Of a command, or of a command with an option: a sentence that says what to use instead.
@@ -46,7 +42,7 @@ GONE = {
         **{f"{command} --secure-sum": _SUM for command in ("evaluate", "survey")},
         "public-map": _MAP,
     },
-    "site": {"disclose": _SHEET, "check --sheet": _SHEET},
+    "site": {},
 }
 # Today's name of each command that had another one in fedsurrogate 0.2.0.
 RENAMED = {
@@ -60,7 +56,7 @@ RENAMED = {
         "unregister": "sites unregister",
     },
     "site": {
-        "classify": "generator classify", "audit": "check --attack",
+        "classify": "generator classify", "audit": "check --attack", "disclose": "check --sheet",
         "dry-run": "check",
         "forget-sums": "ledger forget", "key": "offline key", "ledger": "ledger show",
         "ledger --open": "ledger open", "models": "models list", "ood": "generator ood",

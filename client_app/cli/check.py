@@ -39,10 +39,19 @@ def check(
         bool,
         typer.Option("--attack", help="Attack the release: does it show which records were used?"),
     ] = False,
+    sheet: Annotated[
+        bool,
+        typer.Option(
+            "--sheet",
+            help="Write a disclosure sheet: what leaves, to whom, its claim, and what attacks find. "
+            "It lies in the state folder, and the ledger's entry of the release has its address.",
+        ),
+    ] = False,
     seconds: Annotated[
         float | None,
         typer.Option(
-            help="With --attack: for this long, at least eight releases.", show_default="60"
+            help="Attack for this long, at least eight releases.",
+            show_default="60; with --sheet no longer",
         ),
     ] = None,
     out: Annotated[
@@ -76,10 +85,14 @@ def check(
     else:
         run = run_config_of(run_config)
     if not attack and out is not None:
-        raise ConfigError("--out is for --attack; leave it out")
-    if not attack and seconds is not None:
-        raise ConfigError("--seconds is for --attack; leave it out")
-    if attack:
+        raise ConfigError("--out is for --attack; a disclosure sheet lies in the state folder")
+    if not (attack or sheet) and seconds is not None:
+        raise ConfigError("--seconds is for --attack and --sheet; leave it out")
+    if attack and sheet:
+        raise ConfigError("give --attack or --sheet; the sheet has attacks, too")
+    if sheet:
+        _write_sheet(run, node, seconds or 0.0, as_json)
+    elif attack:
         _attack(run, node, out or Path("audit"), 60.0 if seconds is None else seconds, as_json)
     else:
         _show(run, node, as_json)
@@ -162,3 +175,14 @@ def _print_audit(result: ReleaseAudit, page: Path) -> None:
     if count := result.standing_out_count:
         console.print(f"{count} records stand out; the page names them", style="yellow")
     console.print(str(page), soft_wrap=True)
+
+
+def _write_sheet(run: Run, node: NodeConfig, seconds: float, as_json: bool) -> None:
+    from ..audit.disclosure import disclose
+
+    content, facts, page = disclose(run, node, seconds)
+    if as_json:
+        print(json.dumps({"file": str(facts), "page": str(page)} | content, indent=2))
+    else:
+        console.print(str(page), soft_wrap=True)
+        console.print(f"address in the ledger: {facts.parent.name}/{facts.stem}", soft_wrap=True)

@@ -42,7 +42,8 @@ class Release:
         sealed: for other sites only.
         sample_rate: the lowest of all rounds of the run, or one if no round samples; it shows the
             plan of a run from its first release.
-        disclosure: the address of a sheet in entries of earlier versions; empty.
+        disclosure: address of the sheet that a person has read before, in the state folder; empty
+            for none.
         rounds: private releases that the settings of the run plan; 0 without privacy, and in
             entries of earlier versions.
         opens: whether the first round of the run has another cost than the others; entries of

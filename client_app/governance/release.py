@@ -240,6 +240,10 @@ def _outline(site_features: SiteFeatures) -> tuple[str, int, tuple[str, ...]]:
     return site_features.fingerprint, site_features.train.features.shape[1], site_features.classes
 
 
+# Folder of the disclosure sheets, in the state folder.
+DISCLOSURES = "disclosures"
+
+
 @dataclass(frozen=True)
 class Prepared:
     """A payload before its release.
@@ -291,7 +295,9 @@ def prepare(request: SiteRequest, gate: Gate, affordable: bool = True) -> Prepar
         made, number, seconds = make(site_features, node)
     if failure.text:
         made = replace(made, facts=made.facts | {FALLBACK: 1.0})
-    release = entry(run, request.flower_run, made, number)
+    release = replace(
+        entry(run, request.flower_run, made, number), disclosure=disclosure_of(node, run.digest)
+    )
     if gate.exact_counts(run):
         release = replace(release, mechanism=EXACT_COUNTS)
     return Prepared(made, release, site_features, seconds, failure)
@@ -328,6 +334,17 @@ def entry(run: Run, flower_run: str, made: MethodOutput, number: int = 1) -> Rel
         rounds=claim.rounds if claim else 0,
         opens=bool(claim) and run.plan.messages.first is not None,
     )
+
+
+def disclosure_of(node: NodeConfig, run: str) -> str:
+    """The address of the newest disclosure sheet for a run, relative to the state folder; empty if
+    there is none.
+    """
+    sheets = sorted(
+        (node.state / DISCLOSURES).glob(f"{run}-*.json"),
+        key=lambda file: (file.stat().st_mtime_ns, file.name),
+    )
+    return f"{DISCLOSURES}/{sheets[-1].stem}" if sheets else ""
 
 
 def planned(request: SiteRequest) -> Release:

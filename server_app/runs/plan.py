@@ -16,7 +16,6 @@ from fedsurrogate.common.settings import FeaturesSettings, Settings
 
 from .metrics import mean_noise
 
-
 STEP = (
     "the sum of clipped gradients of all records of all sites at the common model, and their "
     "number, with distributed noise"

@@ -27,6 +27,7 @@ from prometheus_client import generate_latest
 from prometheus_client.core import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
+from fedsurrogate.client_app.audit.disclosure import page_of as disclosure_page
 from fedsurrogate.client_app.audit.membership import NearestRecords
 from fedsurrogate.client_app.audit.output import page_of as audit_page
 from fedsurrogate.client_app.audit.release_audit import ReleaseAudit, StandingOut
@@ -164,6 +165,17 @@ def test_the_page_of_an_audit_shows_names_as_text(audit: ReleaseAudit, found: li
         standing_out_count=1,
     )
     assert faults_of_page(audit_page(hostile, broken, [b"x"])) == []
+
+
+@given(names(8))
+@FEW
+def test_a_disclosure_sheet_shows_names_as_text(found: list[str]) -> None:
+    one, two, *rest = found
+    part = {one: two, two: {one: [two, {"x": one}]}, "attacks": {}}
+    content: dict[str, Any] = dict.fromkeys(("people", "data", "settings"), part)
+    content |= {"run": rest[0], "site": rest[1], "written": rest[2]}
+    content |= {"projects": part | {"method": rest[3]}, "outputs": part | {"bytes": 3}}
+    assert faults_of_page(disclosure_page(content, rest[4])) == []
 
 
 def facts_of_evaluation() -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedsurrogate.client_app.audit.disclosure import disclose
 from fedsurrogate.client_app.audit.membership import CODED, MOMENT
 from fedsurrogate.client_app.audit.output import check_attacks, limit_broken, page_of
 from fedsurrogate.client_app.audit.release_audit import ReleaseAudit, audit_release
@@ -115,8 +117,15 @@ def test_under_limits_on_attacks_no_second_range_is_released(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_page_of_a_target_names_its_attacks(kind: str, tmp_path: Path) -> None:
-    audit = attacked(hospital(tmp_path, 150), kind, 8)
-    assert "LiRA on the sums of the code" in audit.attacks
+def test_the_sheet_of_a_target_says_what_leaves(kind: str, tmp_path: Path) -> None:
+    node = hospital(tmp_path, 150)
+    run = run_of(kind)
+    content, facts, page = disclose(run, node)
+    text = page.read_text()
+    assert json.loads(facts.read_text()) == content
+    for field in run.plan.messages.sends:
+        assert field.name in text
+    assert "LiRA on the sums of the code" in text
+    audit = attacked(node, kind, 8)
     assert "second moment" in page_of(audit)
     assert torch.isfinite(torch.tensor(audit.attack.auc))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,7 +29,7 @@ from fedsurrogate.client_app.governance.gate import (
 )
 from fedsurrogate.client_app.governance.ledger import CheckLog, Ledger, dataset_id
 from fedsurrogate.client_app.governance.policy import DEFAULT, PUBLIC_DATA
-from fedsurrogate.client_app.governance.release import check_dimension
+from fedsurrogate.client_app.governance.release import DISCLOSURES, check_dimension, disclosure_of
 from fedsurrogate.client_app.governance.work_limits import (
     NO_WORK_LIMITS,
     UNLIMITED,
@@ -262,6 +263,19 @@ def test_the_delta_of_all_releases_is_twice_that_of_a_run_unless_it_is_set() -> 
     plain, own = Budget(4.0, 1e-5, 1.0), Budget(4.0, 1e-5, 1.0, delta_total=7e-5)
     assert plain.filter == PrivacyFilter(4.0, 1e-5, 2e-5)
     assert own.filter == PrivacyFilter(4.0, 1e-5, 7e-5)
+
+
+def test_the_newest_disclosure_of_a_run_is_named(tmp_path: Path) -> None:
+    node = NodeConfig(site="north", state_dir=str(tmp_path))
+    assert disclosure_of(node, "run") == ""
+    folder = tmp_path / DISCLOSURES
+    folder.mkdir()
+    for name, at in (("run-b", 5), ("run-a", 9), ("run-c", 9), ("other-d", 20)):
+        (folder / f"{name}.json").write_text("{}")
+        os.utime(folder / f"{name}.json", (at, at))
+    (folder / "run-z.txt").write_text("")
+    assert disclosure_of(node, "run") == f"{DISCLOSURES}/run-c"
+    assert disclosure_of(node, "other") == f"{DISCLOSURES}/other-d"
 
 
 def test_a_ledger_of_another_format_or_data_set_is_refused(tmp_path: Path) -> None:

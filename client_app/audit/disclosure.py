@@ -1,0 +1,264 @@
+"""The disclosure sheet of a release: facts for the person who signs, by the five safes. It gives no
+verdict.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from fedsurrogate.common.files import replace_file
+from fedsurrogate.common.methods.method import Field
+from fedsurrogate.common.pages.svg import page_head, render_page
+from fedsurrogate.common.privacy.mechanism import NOT_COVERED
+from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.settings import Bag
+
+from ..governance.ledger import own_ledger
+from ..governance.policy import Policy, policy_of
+from ..governance.release import DISCLOSURES
+from ..node_config import NodeConfig
+from ..offline.run_check import RunCheck, check_run
+from .release_audit import FEWEST, ReleaseAudit, audit_release
+
+PARTS = {
+    "projects": ("Safe projects", "What is this release for?"),
+    "people": ("Safe people", "Who receives it?"),
+    "data": ("Safe data", "What is it made from?"),
+    "settings": ("Safe settings", "Where does it go, and within which limits?"),
+    "outputs": ("Safe outputs", "What leaves, and what does it show?"),
+}
+PAGE = (
+    page_head("Disclosure · {{ s.projects.method }}")
+    + """\
+<style>
+section.card { margin: 0 0 18px; } dl.facts { display: grid; grid-template-columns: minmax(150px, 230px) 1fr; gap: 7px 18px; margin: 0; }
+dl.facts dt { color: var(--quiet); } dl.facts dd { margin: 0; } dl.facts ul { margin: 0; padding-left: 18px; }
+.sign { display: grid; grid-template-columns: 1fr 1fr 1fr; gap: 30px; margin-top: 56px; } .sign span { border-top: 1px solid var(--ink); padding-top: 4px; font-size: 13px; }
+@media (max-width: 640px) { dl.facts { grid-template-columns: 1fr; gap: 2px; } dl.facts dd { margin-bottom: 8px; } }
+</style>
+</head>
+<body>
+<main>
+<header>
+<p class="eyebrow">Disclosure sheet · run {{ s.run }} · {{ s.site }} · written {{ s.written }}</p>
+<h1>What would leave this site for {{ s.projects.method }}: {{ s.outputs.bytes }} bytes.</h1>
+<p>Facts for the person who decides, by the five safes (UK Data Service; SATRE). This sheet gives no verdict. Nothing has left, and nothing was charged. It stays at this site,
+at the address <b>{{ address }}</b> in the state folder; the ledger's entry has the same address once the release leaves.</p>
+</header>
+{% macro show(value) %}{% if value is mapping %}<dl class="facts">{% for k, v in value.items() %}<dt>{{ k | replace("_", " ") }}</dt><dd>{{ show(v) }}</dd>{% endfor %}</dl>
+{% elif value is iterable and value is not string %}{% if value %}<ul>{% for v in value %}<li>{{ show(v) }}</li>{% endfor %}</ul>{% else %}none{% endif %}
+{% elif value is sameas true %}yes{% elif value is sameas false %}no{% elif value is none %}none{% elif value is float %}{{ "%.4g" | format(value) }}{% else %}{{ value }}{% endif %}{% endmacro %}
+{% for key, (title, question) in parts.items() %}<section class="card"><h2>{{ title }}</h2><p class="quiet">{{ question }}</p>
+<dl class="facts">{% for name, value in s[key].items() %}<dt>{{ name }}</dt><dd>
+{% if name == "attacks" %}<div class="scroll"><table><thead><tr><th>attack</th><th class="number">AUC (0.5 is a guess)</th><th class="number">95 % interval</th><th class="number">found at 1 %</th><th class="number">at 0.1 %</th></tr></thead><tbody>
+{% for attack, r in value.items() %}<tr><td>{{ attack }}</td><td class="number">{{ "%.3f" | format(r.auc) }}</td><td class="number">{{ "%.3f" | format(r.low) }} to {{ "%.3f" | format(r.high) }}</td><td class="number">{{ "%.1f" | format(100 * r.rate_at_one_percent) }} %</td><td class="number">{{ "%.2f" | format(100 * r.rate_at_one_in_thousand) }} %</td></tr>{% endfor %}
+</tbody></table></div>Other attacks may do better: attacks prove leaks, never their absence.
+{% else %}{{ show(value) }}{% endif %}</dd>{% endfor %}</dl></section>
+{% endfor %}
+<div class="sign"><span>name and role</span><span>date</span><span>signature</span></div>
+</main>
+</body>
+</html>
+"""
+)
+
+
+def page_of(content: dict[str, Any], address: str) -> str:
+    """The page of a sheet, HTML.
+
+    Args:
+        content: of the sheet.
+        address: of its files in the state folder.
+    """
+    return render_page(PAGE, {"s": content, "parts": PARTS, "address": address})
+
+
+Part = dict[str, Any]
+# Settings that name folders and files of this machine.
+PLACES = ("data-dir", "output-dir", "weights-path")
+REFUSALS = (
+    "that the policy refuses a release without privacy because of an attack, which depends "
+    "on the records"
+)
+
+
+def disclose(run: Run, node: NodeConfig, seconds: float = 0.0) -> tuple[Part, Path, Path]:
+    """Write the sheet of a one-shot run into the state folder.
+
+    Nothing leaves and nothing is charged. The files' name is the run's digest and the hash of the
+    JSON file. The ledger's entry of the release, once it leaves, has this address.
+
+    Args:
+        run: whose release is attacked.
+        node: the site's settings.
+        seconds: for attacks beyond the first eight releases.
+
+    Returns:
+        The sheet's content, its JSON file, and its page.
+
+    Raises:
+        ConfigError: for other methods.
+        FedSurrogateError: if no release can be made.
+    """
+    made = check_run(run, node)
+    content = sheet(run, node, made, audit_release(run, node, seconds, most=max(FEWEST, 16)))
+    packed = (json.dumps(content, indent=2, allow_nan=False) + "\n").encode()
+    name = f"{run.digest}-{hashlib.sha256(packed).hexdigest()[:16]}"
+    facts, page = (node.state / DISCLOSURES / f"{name}.{kind}" for kind in ("json", "html"))
+    replace_file(page, page_of(content, f"{DISCLOSURES}/{name}").encode())
+    replace_file(facts, packed)
+    return content, facts, page
+
+
+def sheet(run: Run, node: NodeConfig, made: RunCheck, audit: ReleaseAudit) -> Part:
+    """The content of a sheet: five parts, each with facts by name.
+
+    Args:
+        run: whose release it is.
+        node: the site's settings.
+        made: the release, as a check makes it.
+        audit: attacks on such releases.
+    """
+    return {
+        "schema": 1,
+        "run": run.digest,
+        "site": node.site,
+        "written": datetime.now(UTC).isoformat(timespec="seconds"),
+        "projects": _projects(run),
+        "people": _people(node),
+        "data": _data(
+            node.data or run.settings.data,
+            run.settings.backbone,
+            made.facts,
+            run.settings.features.bag,
+        ),
+        "settings": _settings(
+            run.settings.secure_aggregation, run.settings.fedpft.seal, policy_of(node)
+        ),
+        "outputs": _outputs(run.plan.messages.sends, node, made, audit),
+    }
+
+
+def _projects(run: Run) -> Part:
+    method = run.method
+    return {
+        "method": method.name,
+        "title": method.title,
+        "source": method.paper,
+        "purpose": "to be filled in by hand",
+        "settings that differ from the defaults": _changed(run),
+    }
+
+
+def _changed(run: Run) -> Part:
+    """Settings that are not the defaults, without the names of this machine's folders."""
+    chosen, usual = (
+        json.loads(each.settings.model_dump_json(by_alias=True))
+        for each in (run, parse_run({"method": run.settings.method}))
+    )
+    changed = {
+        key: value for key, value in chosen.items() if value != usual[key] and key not in PLACES
+    }
+    return {key: _inner(value, usual[key]) for key, value in changed.items()}
+
+
+def _inner(value: Any, usual: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return {key: inner for key, inner in value.items() if inner != usual[key]}
+
+
+def _people(node: NodeConfig) -> Part:
+    return {
+        "receives it": "the coordinator whose requests this site answers",
+        "key of the coordinator": node.coordinator_key
+        or "none is set: any coordinator that the connection admits",
+        "others who may read it": "the coordinator's network and whoever it forwards the release "
+        "or the learned model to",
+    }
+
+
+def _data(kind: str, backbone: str, facts: Part, bag: Bag) -> Part:
+    pooled = "" if bag == "none" else f"; a record is a bag, the {bag} of its images' features"
+    return {
+        "kind": kind,
+        "records used": facts["records"],
+        "classes": facts["classes"],
+        "left out": facts["left_out"],
+        "warnings": facts["warnings"],
+        "unit that the claim protects": facts["unit"] or "none",
+        "what the records become first": f"features of the backbone {backbone!r}{pooled}",
+    }
+
+
+def _settings(secure_aggregation: bool, sealed: bool, policy: Policy) -> Part:
+    names = (
+        "methods",
+        "mechanisms",
+        "epsilon_per_run",
+        "epsilon_total",
+        "delta",
+        "without_dp",
+        "smallest_class",
+    )
+    limits = {
+        f"policy: {name.replace('_', '-')}": getattr(policy, name)
+        for name in (*names, "largest_payload_mib")
+    }
+    return {
+        "the coordinator sees": "the sum of all sites only"
+        if secure_aggregation
+        else "this site's release by itself",
+        "sealed for other sites": sealed,
+        **{
+            key: list(value) if isinstance(value, tuple) else value for key, value in limits.items()
+        },
+    }
+
+
+def _outputs(sends: Sequence[Field], node: NodeConfig, made: RunCheck, audit: ReleaseAudit) -> Part:
+    facts, ledger = made.facts, own_ledger(node)
+    entries = ledger.entries() if ledger is not None else []
+    shown = ("auc", "low", "high", "rate_at_one_percent", "rate_at_one_in_thousand")
+    claim = {
+        key: facts[key]
+        for key in ("mechanism", "epsilon", "delta", "unit", "sigmas", "sensitivities")
+        if facts[key]
+    }
+    return {
+        "what leaves": [f"{each.name} ({each.shape}), {each.bits} bits a number" for each in sends],
+        "bytes": facts["bytes"],
+        "sha256 of the payload": facts["sha256"]
+        or "new noise is drawn when it leaves; the ledger's entry has the hash",
+        "claim": claim if facts["epsilon"] else "no privacy is claimed",
+        "not covered": [*NOT_COVERED, REFUSALS] if facts["epsilon"] else [REFUSALS],
+        "attacks": {
+            name: {key: value for key, value in asdict(each).items() if key in shown}
+            for name, each in audit.attacks.items()
+        },
+        "attacked": {
+            "records": audit.records,
+            "of": audit.of,
+            "releases": audit.releases,
+            "largest AUC allowed": audit.allowed,
+        },
+        "records that stand out": audit.standing_out_count,
+        "nearest records": None if audit.nearest is None else asdict(audit.nearest),
+        "ledger before": {
+            "entries": len(entries),
+            "last hash": entries[-1]["hash"] if entries else "",
+            "epsilon spent": facts["epsilon_before"],
+        },
+        "ledger after": {
+            "entries": len(entries) + 1,
+            "epsilon spent": facts.get("epsilon_after"),
+            "epsilon total": facts["epsilon_total"],
+        },
+        "the gate": made.refusal or "would let it out",
+    }
