@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ..escapes import for_terminal, human_bytes, shorten
 from ..extras import EXTRAS, install_command, is_installed, needed_for
-from ..models.class_metrics import BINS, ClassReport, bins_of
+from ..models.class_metrics import BINS, ClassReport, bins_of, wilson
 
 
 def render_page(
@@ -545,8 +545,6 @@ def _points(
     """Shares of bins, with areas that grow with their records; of one class with interval and
     number.
     """
-    from scipy.stats import binomtest
-
     x, y, sizes = points
     most = max(sizes, default=1)
     axes.scatter(x, y, [14 + 110 * each / most for each in sizes] or 30, alpha=0.75, **label)
@@ -554,7 +552,7 @@ def _points(
         return
     middles = (bins_of(np.array(x)) + 0.5) / BINS
     for middle, across, share, size in zip(middles.tolist(), x, y, sizes, strict=False):
-        limits = binomtest(round(share * size), size).proportion_ci(method="wilson")
-        axes.plot([across, across], [limits.low, limits.high], color=label["color"], linewidth=1)
+        limits = wilson(round(share * size), size)
+        axes.plot([across, across], limits, color=label["color"], linewidth=1)
         axes.text(middle, 1.055, f"{size}", ha="center", fontsize=8, color=QUIET)
     axes.text(-0.04, 1.055, "n =", ha="center", fontsize=8, color=QUIET)
