@@ -7,6 +7,8 @@ imported in functions.
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import signal
 import sys
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 # A command that printed nothing for this long says what it does: early, for a machine whose cores are
 # busy takes longer.
 SILENT_SECONDS = 0.5
+# New objects after which Python looks for garbage, in place of 700.
+OBJECTS_BETWEEN = 10_000
 # While a command of a person works; and once it has printed something.
 of_a_command, _spoken = threading.Event(), threading.Event()
 
@@ -327,6 +331,10 @@ def run_command(app: Callable[[], object]) -> None:
     the program.
     """
     _read_as_utf8()
+    # The libraries make a million objects that stay: looking for garbage among them, also at the end
+    # of the process, would take a quarter of a short command.
+    gc.set_threshold(OBJECTS_BETWEEN)
+    atexit.register(gc.freeze)
     try:
         app()
     except FedSurrogateError as error:
