@@ -46,9 +46,16 @@ def names_in(
     names: list[str] = []
     gaps: list[int] = []
     strange: dict[str, list[int]] = {}
+    # Of a text or a whole number: a thousand records have ten classes.
+    made: dict[object, str | None] = {}
     for row, value in enumerate(values):
         try:
-            name = name_of(value, known)
+            if type(value) not in (str, int):
+                name = name_of(value, known)
+            elif value in made:
+                name = made[value]
+            else:
+                name = made[value] = name_of(value, known)
             if name is None:
                 gaps.append(row)
             elif not (left.one_by_one or is_text(name)):
