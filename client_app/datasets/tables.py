@@ -46,16 +46,14 @@ def names_in(
     names: list[str] = []
     gaps: list[int] = []
     strange: dict[str, list[int]] = {}
-    # Of a text or a whole number: a thousand records have ten classes.
     made: dict[object, str | None] = {}
     for row, value in enumerate(values):
         try:
-            if type(value) not in (str, int):
-                name = name_of(value, known)
-            elif value in made:
-                name = made[value]
-            else:
-                name = made[value] = name_of(value, known)
+            # A thousand records have ten classes.
+            plain = type(value) in (str, int)
+            name = made[value] if plain and value in made else name_of(value, known)
+            if plain:
+                made[value] = name
             if name is None:
                 gaps.append(row)
             elif not (left.one_by_one or is_text(name)):
