@@ -59,12 +59,10 @@ def readable_by_others(node: NodeConfig) -> list[Path]:
     """Those of `own_files` that the mode lets other accounts read, write or list."""
     found = []
     for path in own_files(node):
-        try:
+        with suppress(OSError):
             mode = os.lstat(path).st_mode
-        except OSError:
-            continue
-        if mode & OTHERS and not stat.S_ISLNK(mode):
-            found.append(Path(path))
+            if mode & OTHERS and not stat.S_ISLNK(mode):
+                found.append(Path(path))
     return found
 
 

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 # A command that printed nothing for this long says what it does: early, for a machine whose cores are
 # busy takes longer.
 SILENT_SECONDS = 0.5
-# New objects after which Python looks for garbage, in place of 700.
-OBJECTS_BETWEEN = 10_000
 # While a command of a person works; and once it has printed something.
 of_a_command, _spoken = threading.Event(), threading.Event()
 
@@ -333,7 +331,7 @@ def run_command(app: Callable[[], object]) -> None:
     _read_as_utf8()
     # The libraries make a million objects that stay: looking for garbage among them, also at the end
     # of the process, would take a quarter of a short command.
-    gc.set_threshold(OBJECTS_BETWEEN)
+    gc.set_threshold(10_000)
     atexit.register(gc.freeze)
     try:
         app()

@@ -124,10 +124,6 @@ def wilson(count: int, units: int) -> tuple[float, float]:
     Args:
         count: units of which it is true.
         units: all, one or more.
-
-    Example:
-        >>> [round(limit, 3) for limit in wilson(1, 10)]
-        [0.018, 0.404]
     """
     z = NormalDist().inv_cdf((1 + LEVEL) / 2)
     below = 2 * (units + z**2)
@@ -353,8 +349,7 @@ def report(judged: Judged, classes: tuple[str, ...], draws: int = DRAWS, seed: i
     if len(labels):
         right = labels == decisions
         units, samples = units_of(labels >= 0, patients), means_of(right, weights)
-        accuracy = with_interval(float(right.mean()), samples, len(right), units, share=True)
-        averages["accuracy"] = accuracy
+        averages["accuracy"] = with_interval(right.mean().item(), samples, len(right), units, True)
         averages["balanced_accuracy"] = averages["macro_sensitivity"]
     rows = tuple(
         ClassReport(name, size, size < FEWEST, {key: each.metric for key, each in own.items()})
@@ -439,9 +434,9 @@ def binary_metrics(
         of the records that a metric is about. A calibration error has no interval: samples of few
         records have larger ones.
     """
-    everything = np.ones((1, len(truth)))
     samples, values = (
-        _samples(truth, chance, decided, each, specificity) for each in (weights, everything)
+        _samples(truth, chance, decided, each, specificity)
+        for each in (weights, np.ones((1, len(truth))))
     )
     error = calibration_error(truth, chance)
     values["calibration_error"] = np.array([np.nan if error is None else error])

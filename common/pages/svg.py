@@ -59,7 +59,6 @@ def trusted(markup: str) -> str:
     return Markup(markup)
 
 
-PICTURES = "a picture"
 INK, QUIET, LINE, FAINT = "#1c2430", "#5d6878", "#c9d0d9", "#eef1f5"
 BLUE, ORANGE, GREEN, PURPLE = "#0072b2", "#c25500", "#00805d", "#aa4c87"
 # Colours of a plot by their name in the page's style, each with its value on a dark page.
@@ -128,7 +127,7 @@ def render(name: str, height: float, draw: Callable[[Any], None]) -> str:
     """
     if undrawn():
         return ""
-    with needed_for(PICTURES):
+    with needed_for("a picture"):
         import matplotlib
         from matplotlib.figure import Figure
 
@@ -205,10 +204,7 @@ def accuracy_range(values: Sequence[float]) -> tuple[float, float]:
 
 def percent_axis(axis: Any) -> None:
     """Show an axis of shares in percent, up to 100 %, without rounding two ticks to one text."""
-    with needed_for(PICTURES):
-        from matplotlib.ticker import MaxNLocator
-
-    axis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+    axis.get_major_locator().set_params(nbins=6, steps=[1, 2, 5, 10])
     axis.set_major_formatter(lambda value, _: "" if value > 1.001 else f"{100 * value:.4g}%")
 
 
@@ -552,7 +548,7 @@ def _points(
         return
     middles = (bins_of(np.array(x)) + 0.5) / BINS
     for middle, across, share, size in zip(middles.tolist(), x, y, sizes, strict=False):
-        limits = wilson(round(share * size), size)
-        axes.plot([across, across], limits, color=label["color"], linewidth=1)
+        ends = wilson(round(share * size), size)
+        axes.plot([across, across], ends, color=label["color"], linewidth=1)
         axes.text(middle, 1.055, f"{size}", ha="center", fontsize=8, color=QUIET)
     axes.text(-0.04, 1.055, "n =", ha="center", fontsize=8, color=QUIET)
