@@ -224,7 +224,7 @@ def main() -> None:
     ]
     columns = ["part", "processor s", "share"]
     title = "where the time of a small simulation goes"
-    report("simulation-parts", title, columns, rows, load=load)
+    report("simulation-start-parts", title, columns, rows, load=load)
 
 
 if __name__ == "__main__":
