@@ -330,9 +330,10 @@ def run_command(app: Callable[[], object]) -> None:
     """
     _read_as_utf8()
     # The libraries make a million objects that stay: looking for garbage among them, also at the end
-    # of the process, would take a quarter of a short command.
+    # of the process, would take a quarter of a short command. Triton would report what then stays as
+    # leaked.
     gc.set_threshold(10_000)
-    atexit.register(gc.freeze)
+    atexit.register(lambda: "triton" in sys.modules or gc.freeze())
     try:
         app()
     except FedSurrogateError as error:
