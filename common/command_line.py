@@ -333,7 +333,7 @@ def run_command(app: Callable[[], object]) -> None:
     # of the process, would take a quarter of a short command. Triton would report what then stays as
     # leaked.
     gc.set_threshold(10_000)
-    atexit.register(lambda: "triton" in sys.modules or gc.freeze())
+    atexit.register(lambda: (gc.enable if "triton" in sys.modules else gc.freeze)())
     try:
         app()
     except FedSurrogateError as error:
