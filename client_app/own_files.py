@@ -41,18 +41,18 @@ IN_CHECK_LOG = ("*.answered*", "*.witness*")
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
-def own_files(node: NodeConfig) -> Iterator[Path]:
-    """All files and folders that this software keeps at a site, without following links."""
+def own_files(node: NodeConfig) -> Iterator[str]:
+    """Paths of all files and folders that this software keeps at a site, without following links."""
     for folder, patterns in (
         (node.state, IN_STATE),
         (node.cache, IN_CACHE),
         (node.check_log, IN_CHECK_LOG),
     ):
         for each in (found for pattern in patterns for found in folder.glob(pattern)):
-            yield each
+            yield str(each)
             # A link would lead to a folder that may be another's.
             for inner, folders, files in () if each.is_symlink() else os.walk(each):
-                yield from (Path(inner, name) for name in (*folders, *files))
+                yield from (f"{inner}/{name}" for name in (*folders, *files))
 
 
 def readable_by_others(node: NodeConfig) -> list[Path]:
@@ -60,9 +60,9 @@ def readable_by_others(node: NodeConfig) -> list[Path]:
     found = []
     for path in own_files(node):
         with suppress(OSError):
-            mode = path.lstat().st_mode
-            if not stat.S_ISLNK(mode) and mode & OTHERS:
-                found.append(path)
+            mode = os.lstat(path).st_mode
+            if mode & OTHERS and not stat.S_ISLNK(mode):
+                found.append(Path(path))
     return found
 
 

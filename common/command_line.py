@@ -7,6 +7,8 @@ imported in functions.
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import signal
 import sys
@@ -327,6 +329,11 @@ def run_command(app: Callable[[], object]) -> None:
     the program.
     """
     _read_as_utf8()
+    # The libraries make a million objects that stay: looking for garbage among them, also at the end
+    # of the process, would take a quarter of a short command. Triton would report what then stays as
+    # leaked.
+    gc.set_threshold(10_000)
+    atexit.register(lambda: (gc.enable if "triton" in sys.modules else gc.freeze)())
     try:
         app()
     except FedSurrogateError as error:

@@ -104,6 +104,21 @@ def test_help_and_version_load_no_heavy_library_and_no_model_of_settings(program
     assert loaded(program, lines, LIBRARIES + MODELS) == []
 
 
+def test_a_small_simulation_loads_no_library_that_takes_longer_than_it(tmp_path: Path) -> None:
+    line = ["simulate", "--engine", "local", "-c", f"output-dir={str(tmp_path)!r}"]
+    slow = ("sklearn", "scipy.stats", "pandas", "torchvision", "opacus", "ray")
+    assert loaded("coordinator", [line], slow) == []
+    assert [*tmp_path.glob("*/report.html")]
+
+
+def test_the_end_of_a_command_prints_nothing_of_a_library() -> None:
+    pytest.importorskip("triton")
+    script = f"import sys, torch, triton; from {PROGRAMS['site']} import main; "
+    script += "sys.argv = ['site', '--version']; main()"
+    done = ran([sys.executable, "-c", script], env=os.environ | {"PYTHONPATH": str(ROOT)})
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 LISTS = {
     "coordinator": [["settings"], ["settings", "fedpft.rank"]],
     "site": [["settings"], ["policy"]],

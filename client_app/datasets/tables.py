@@ -10,6 +10,7 @@ import re
 import threading
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +47,11 @@ def names_in(
     names: list[str] = []
     gaps: list[int] = []
     strange: dict[str, list[int]] = {}
+    # A thousand records have ten classes.
+    once, known = lru_cache(1024)(name_of), tuple(known)
     for row, value in enumerate(values):
         try:
-            name = name_of(value, known)
+            name = (once if type(value) in (str, int) else name_of)(value, known)
             if name is None:
                 gaps.append(row)
             elif not (left.one_by_one or is_text(name)):

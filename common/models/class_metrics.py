@@ -7,7 +7,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, is_dataclass
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -107,14 +108,28 @@ def interval(samples: Array, units: int) -> tuple[float, float] | None:
 
     Source: Hesterberg 2015, section 4.1.
     """
-    from scipy.stats import norm, t
+    from scipy.special import ndtr, stdtrit
 
     known = samples[np.isfinite(samples)]
     if not len(known) or len(known) < len(samples) / 2 or units < 2:
         return None
-    tail = float(norm.cdf(-math.sqrt(units / (units - 1)) * t.ppf((1 + LEVEL) / 2, units - 1)))
+    tail = float(ndtr(-math.sqrt(units / (units - 1)) * stdtrit(units - 1, (1 + LEVEL) / 2)))
     low, high = np.quantile(known, [tail, 1 - tail])
     return float(low), float(high)
+
+
+def wilson(count: int, units: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share.
+
+    Args:
+        count: units of which it is true.
+        units: all, one or more.
+    """
+    z = NormalDist().inv_cdf((1 + LEVEL) / 2)
+    below = 2 * (units + z**2)
+    middle = (2 * count + z**2) / below
+    half = z / below * math.sqrt(4 * count * (1 - count / units) + z**2)
+    return middle - half if count else 0.0, middle + half if count < units else 1.0
 
 
 def with_interval(
@@ -137,10 +152,7 @@ def with_interval(
         return Metric(None, None, None, support)
     bounds = interval(samples, units)
     if bounds is not None and share and bounds[0] == bounds[1] and value in (0.0, 1.0):
-        from scipy.stats import binomtest
-
-        limits = binomtest(round(value * units), units).proportion_ci(method="wilson")
-        bounds = float(limits.low), float(limits.high)
+        bounds = wilson(round(value * units), units)
     if bounds is None or not bounds[0] - ROUNDING <= value <= bounds[1] + ROUNDING:
         return Metric(value, None, None, support)
     return Metric(value, min(bounds[0], value), max(bounds[1], value), support)
@@ -322,8 +334,6 @@ def report(judged: Judged, classes: tuple[str, ...], draws: int = DRAWS, seed: i
         draws: number of samples.
         seed: of the samples.
     """
-    from sklearn.metrics import accuracy_score, confusion_matrix
-
     labels, decisions, patients = judged.labels, judged.decisions, judged.patients
     weights = bootstrap_weights(len(labels), patients, draws, seed)
     found = [
@@ -338,18 +348,18 @@ def report(judged: Judged, classes: tuple[str, ...], draws: int = DRAWS, seed: i
     )
     if len(labels):
         right = labels == decisions
-        accuracy, units = accuracy_score(labels, decisions), units_of(labels >= 0, patients)
-        samples = means_of(right, weights)
-        averages["accuracy"] = with_interval(accuracy, samples, len(right), units, share=True)
+        units, samples = units_of(labels >= 0, patients), means_of(right, weights)
+        averages["accuracy"] = with_interval(right.mean().item(), samples, len(right), units, True)
         averages["balanced_accuracy"] = averages["macro_sensitivity"]
     rows = tuple(
         ClassReport(name, size, size < FEWEST, {key: each.metric for key, each in own.items()})
         for name, size, own in zip(classes, sizes, found, strict=True)
     )
-    matrix = confusion_matrix(labels, decisions, labels=range(len(classes)))
+    matrix = np.zeros((len(classes), len(classes)), dtype=np.int64)
+    np.add.at(matrix, (labels, decisions), 1)
     left_out = tuple(row.name for row in rows if not row.support)
     units = 0 if patients is None else len(set(patients))
-    return Report(classes, len(labels), units, rows, averages, matrix.astype(np.int64), left_out)
+    return Report(classes, len(labels), units, rows, averages, matrix, left_out)
 
 
 def averages_of(
@@ -408,8 +418,7 @@ def binary_metrics(
     weights: Array,
     specificity: float | None = None,
 ) -> dict[str, Drawn]:
-    """Metrics of a class or label against all others: values are scikit-learn's. The samples of their
-    intervals are not, because a thousand of them would take a hundred times as long.
+    """Metrics of a class or label against all others, as scikit-learn defines them.
 
     Args:
         truth: whether a record is of the class, (n,).
@@ -425,9 +434,34 @@ def binary_metrics(
         of the records that a metric is about. A calibration error has no interval: samples of few
         records have larger ones.
     """
-    groups: dict[str, Bools] = {}
-    nothing = np.full(len(weights), np.nan)
-    samples = {"brier": means_of(np.square(chance - truth), weights), "calibration_error": nothing}
+    samples, values = (
+        _samples(truth, chance, decided, each, specificity)
+        for each in (weights, np.ones((1, len(truth))))
+    )
+    error = calibration_error(truth, chance)
+    values["calibration_error"] = np.array([np.nan if error is None else error])
+    groups: dict[str, Bools] = {"sensitivity_at_specificity": truth}
+    if decided is not None:
+        groups |= {"sensitivity": truth, "specificity": ~truth, "ppv": decided, "npv": ~decided}
+        groups["f1"] = truth | decided
+    positive, negative = (units_of(each, patients) for each in (truth, ~truth))
+    smaller, found = {"auroc": min(positive, negative), "auprc": positive}, {}
+    for key, sample in samples.items():
+        group = groups.get(key, np.ones_like(truth))
+        units = smaller.get(key, units_of(group, patients))
+        metric = with_interval(values[key].item(), sample, int(group.sum()), units, share=True)
+        found[key] = Drawn(metric, sample, units)
+    return found
+
+
+def _samples(
+    truth: Bools, chance: Array, decided: Bools | None, weights: Array, specificity: float | None
+) -> dict[str, Array]:
+    """The metrics of `binary_metrics` in each sample, (draws,), NaN where undefined."""
+    samples = {
+        "brier": means_of(np.square(chance - truth), weights),
+        "calibration_error": np.full(len(weights), np.nan),
+    }
     samples["auroc"], samples["auprc"], at_specificity = ranking_samples(
         truth, chance, weights, specificity or 0.0
     )
@@ -441,53 +475,13 @@ def binary_metrics(
             "npv": ratios(tn, tn + fn),
             "f1": ratios(2 * tp, 2 * tp + fp + fn),
         }
-        groups = {"sensitivity": truth, "specificity": ~truth, "ppv": decided, "npv": ~decided}
-        groups["f1"] = truth | decided
     if specificity is not None:
         samples["sensitivity_at_specificity"] = at_specificity
-        groups["sensitivity_at_specificity"] = truth
-    values = _points(truth, chance, decided, specificity)
-    positive, negative = (units_of(each, patients) for each in (truth, ~truth))
-    smaller, found = {"auroc": min(positive, negative), "auprc": positive}, {}
-    for key, sample in samples.items():
-        group = groups.get(key, np.ones_like(truth))
-        units = smaller.get(key, units_of(group, patients))
-        metric = with_interval(values.get(key), sample, int(group.sum()), units, share=True)
-        found[key] = Drawn(metric, sample, units)
-    return found
-
-
-def _points(
-    truth: Bools, chance: Array, decided: Bools | None, specificity: float | None
-) -> dict[str, float]:
-    """The values of `binary_measures`, without those that are undefined."""
-    from sklearn import metrics
-
-    if not len(truth):
-        return {}
-    found = {
-        "brier": metrics.brier_score_loss(truth, np.clip(chance, 0, 1), pos_label=True),
-        "calibration_error": calibration_error(truth, chance),
-    }
-    if decided is not None:
-        precision, recall, f1, _ = metrics.precision_recall_fscore_support(
-            truth, decided, labels=[False, True], zero_division=np.nan
-        )
-        found |= {"sensitivity": recall[1], "specificity": recall[0], "f1": f1[1]}
-        found |= {"ppv": precision[1], "npv": precision[0]}
-    if truth.any():
-        found["auprc"] = metrics.average_precision_score(truth, chance)
-    if truth.any() and not truth.all():
-        found["auroc"] = metrics.roc_auc_score(truth, chance)
-        if specificity is not None:
-            false, true, _ = metrics.roc_curve(truth, chance, drop_intermediate=False)
-            allowed = true[false <= 1 - specificity + ROUNDING]
-            found["sensitivity_at_specificity"] = allowed.max()
-    return {name: float(value) for name, value in found.items()}
+    return samples
 
 
 def calibration_error(truth: Bools, chance: Array) -> float | None:
-    """Expected calibration error over ten equal bins of the probability, from calibration_curve.
+    """Expected calibration error over ten equal bins of the probability.
 
     Args:
         truth: whether a record is of the class, (n,).
@@ -519,12 +513,17 @@ def curves_of(truth: Bools, chance: Array) -> dict[str, Any]:
         Coordinates by name of the curve, and of the reliability also the records of each point; None
         where undefined.
     """
-    from sklearn.metrics import precision_recall_curve, roc_curve
-
     if not truth.any() or truth.all():
         return dict.fromkeys(CURVES)
-    fpr, tpr, _ = roc_curve(truth, chance)
-    precision, recall, _ = precision_recall_curve(truth, chance)
+    order = np.argsort(-chance, kind="stable")
+    ends = np.append(np.flatnonzero(np.diff(chance[order])), len(order) - 1)
+    tp = np.cumsum(truth[order])[ends]
+    fp = ends + 1 - tp
+    recall, precision = np.append(tp[::-1] / tp[-1], 0.0), np.append((tp / (ends + 1))[::-1], 1.0)
+    # Of points on one line, the ends.
+    corner = np.ones(len(ends), dtype=bool)
+    corner[1:-1] = (np.diff(fp, 2) != 0) | (np.diff(tp, 2) != 0)
+    fpr, tpr = (np.append(0.0, each[corner] / each[-1]) for each in (fp, tp))
     points = ((fpr, tpr), (recall, precision), reliability(truth, chance))
     return {
         name: [axis.tolist() for axis in axes] for name, axes in zip(CURVES, points, strict=True)
@@ -594,11 +593,14 @@ def reliability(truth: Bools, chance: Array) -> tuple[Array, Array, NDArray[np.i
     Returns:
         (b,) of the b bins, by rising probability.
     """
-    from sklearn.calibration import calibration_curve
-
-    share, mean = calibration_curve(truth, chance, n_bins=BINS, pos_label=True)
-    sizes = np.bincount(bins_of(chance), minlength=BINS)
-    return mean, share, sizes[sizes > 0]
+    bins = bins_of(chance)
+    sizes = np.bincount(bins, minlength=BINS)
+    kept = sizes > 0
+    mean, share = (
+        np.bincount(bins, weights=each, minlength=BINS)[kept] / sizes[kept]
+        for each in (chance, truth)
+    )
+    return mean, share, sizes[kept]
 
 
 def bins_of(chance: Array) -> NDArray[np.int64]:
@@ -653,7 +655,7 @@ class ModelQuality:
 
     def facts(self) -> dict[str, Any]:
         """As JSON values, with six digits."""
-        found: dict[str, Any] = _rounded(asdict(self))
+        found: dict[str, Any] = _rounded(self)
         return found
 
 
@@ -760,6 +762,9 @@ def _thinned(curves: Mapping[str, Any]) -> dict[str, Curve | None]:
 def _rounded(value: Any) -> Any:
     if isinstance(value, float):
         return round(value, DIGITS)
+    if is_dataclass(value):
+        # `asdict` would copy each number first, which takes longer than the metrics.
+        value = vars(value)
     if isinstance(value, Mapping):
         return {key: _rounded(each) for key, each in value.items()}
     return [_rounded(each) for each in value] if isinstance(value, list | tuple) else value

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ..escapes import for_terminal, human_bytes, shorten
 from ..extras import EXTRAS, install_command, is_installed, needed_for
-from ..models.class_metrics import BINS, ClassReport, bins_of
+from ..models.class_metrics import BINS, ClassReport, bins_of, wilson
 
 
 def render_page(
@@ -59,7 +59,6 @@ def trusted(markup: str) -> str:
     return Markup(markup)
 
 
-PICTURES = "a picture"
 INK, QUIET, LINE, FAINT = "#1c2430", "#5d6878", "#c9d0d9", "#eef1f5"
 BLUE, ORANGE, GREEN, PURPLE = "#0072b2", "#c25500", "#00805d", "#aa4c87"
 # Colours of a plot by their name in the page's style, each with its value on a dark page.
@@ -128,7 +127,7 @@ def render(name: str, height: float, draw: Callable[[Any], None]) -> str:
     """
     if undrawn():
         return ""
-    with needed_for(PICTURES):
+    with needed_for("a picture"):
         import matplotlib
         from matplotlib.figure import Figure
 
@@ -205,10 +204,7 @@ def accuracy_range(values: Sequence[float]) -> tuple[float, float]:
 
 def percent_axis(axis: Any) -> None:
     """Show an axis of shares in percent, up to 100 %, without rounding two ticks to one text."""
-    with needed_for(PICTURES):
-        from matplotlib.ticker import MaxNLocator
-
-    axis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+    axis.get_major_locator().set_params(nbins=6, steps=[1, 2, 5, 10])
     axis.set_major_formatter(lambda value, _: "" if value > 1.001 else f"{100 * value:.4g}%")
 
 
@@ -545,8 +541,6 @@ def _points(
     """Shares of bins, with areas that grow with their records; of one class with interval and
     number.
     """
-    from scipy.stats import binomtest
-
     x, y, sizes = points
     most = max(sizes, default=1)
     axes.scatter(x, y, [14 + 110 * each / most for each in sizes] or 30, alpha=0.75, **label)
@@ -554,7 +548,7 @@ def _points(
         return
     middles = (bins_of(np.array(x)) + 0.5) / BINS
     for middle, across, share, size in zip(middles.tolist(), x, y, sizes, strict=False):
-        limits = binomtest(round(share * size), size).proportion_ci(method="wilson")
-        axes.plot([across, across], [limits.low, limits.high], color=label["color"], linewidth=1)
+        ends = wilson(round(share * size), size)
+        axes.plot([across, across], ends, color=label["color"], linewidth=1)
         axes.text(middle, 1.055, f"{size}", ha="center", fontsize=8, color=QUIET)
     axes.text(-0.04, 1.055, "n =", ha="center", fontsize=8, color=QUIET)

@@ -40,12 +40,6 @@ if TYPE_CHECKING:
 
 # Unix time at which this program was started, up to the import of its first modules.
 BEGAN = time.time()
-# What a simulation compares its model with, as its table names it.
-BASELINES = {
-    "centralized": "centralized head",
-    "ensemble": "ensemble of heads",
-    "average": "average of heads",
-}
 app = new_app(
     "The coordinator of a federation: plan runs, run them, read their results.", "coordinator"
 )
@@ -380,6 +374,7 @@ def result_table(metrics: dict[str, Any]) -> Table:
     from fedsurrogate.common.escapes import human_bytes, human_seconds
     from fedsurrogate.common.methods import METHODS
 
+    from ..report.build import BASELINES
     from ..runs.state import natural_order
 
     accuracy, sent, rounds = metrics["accuracy"], metrics["bytes"], len(metrics.get("rounds") or ())

@@ -318,7 +318,7 @@ def test_the_umask_of_a_program_that_simulates_is_as_before() -> None:
 
 def opened_up(node: NodeConfig) -> list[Path]:
     """Give every file of a site the mode that earlier versions gave."""
-    every = list(own_files(node))
+    every = [Path(each) for each in own_files(node)]
     for path in every:
         path.chmod(0o755 if path.is_dir() else 0o644)
     return every
@@ -358,7 +358,7 @@ def test_a_request_closes_files_before_it_reads_records(tmp_path: Path) -> None:
 def test_every_name_that_a_site_keeps_is_one_of_its_own(home: Path) -> None:
     """A new file in the state folder would not be closed, were it missing in the list."""
     node = node_of(home)
-    known = set(own_files(node))
+    known = {Path(each) for each in own_files(node)}
     for folder in (node.state, node.cache, node.check_log):
         found = set(folder.rglob("*"))
         assert found <= known, f"missing in client_app/own_files.py: {found - known}"

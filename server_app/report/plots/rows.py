@@ -26,7 +26,6 @@ from fedsurrogate.common.pages.svg import (
     NAMED_SITES,
     NUMBERED_CLASSES,
     ORANGE,
-    PICTURES,
     POINTS,
     PURPLE,
     QUIET,
@@ -430,7 +429,7 @@ def class_counts(names: Sequence[str], classes: Sequence[str], counts: NDArray[n
     bottom = 0.3 + (0.075 * longest + 0.05 if upright else 0.2)
 
     def draw(figure: Any) -> None:
-        with needed_for(PICTURES):
+        with needed_for("a picture"):
             from matplotlib.colors import LinearSegmentedColormap, PowerNorm, to_rgba
 
         left, right = 0.42 if many else margin(names), 0.25 if numbered else 0.75

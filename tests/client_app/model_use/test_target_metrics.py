@@ -123,9 +123,12 @@ def test_measures_of_labels_are_those_of_the_libraries_on_annotated_records() ->
         known = ~np.isnan(truth[:, index])
         own, of = truth[known, index], chance[known, index]
         found = {name: each.value for name, each in metric_values.items()}
-        assert found["auroc"] == metrics.roc_auc_score(own, of)
-        assert found["average_precision"] == metrics.average_precision_score(own, of)
-        assert found["brier"] == metrics.brier_score_loss(own, of)
+        wanted = {
+            "auroc": metrics.roc_auc_score(own, of),
+            "average_precision": metrics.average_precision_score(own, of),
+            "brier": metrics.brier_score_loss(own, of),
+        }
+        assert {key: found[key] for key in wanted} == pytest.approx(wanted, rel=1e-13)
         fit = sm.Logit(own, sm.add_constant(np.log(of / (1 - of)))).fit(disp=0)
         assert found["calibration_intercept"] == pytest.approx(fit.params[0], abs=1e-6)
         assert found["calibration_slope"] == pytest.approx(fit.params[1], abs=1e-6)

@@ -24,6 +24,7 @@ from fedsurrogate.common.models.class_metrics import (
     interval,
     ranking_samples,
     report,
+    wilson,
 )
 
 CLASSES = ("a", "b", "c")
@@ -272,22 +273,34 @@ def test_every_metric_has_the_records_that_it_is_about(found: Judged) -> None:
 
 @given(st.integers(0, 10**6), st.integers(2, 200), st.sampled_from([1, 6]))
 @settings(max_examples=60)
-def test_points_of_the_reliability_curve_have_all_records(
+def test_curves_are_those_of_scikit_learn_and_points_of_reliability_have_all_records(
     seed: int, count: int, digits: int
 ) -> None:
     generator = np.random.default_rng(seed)
     chance = np.round(generator.random(count), digits)
     labels = (generator.random(count) < chance).astype(int)
     found = Judged(labels, np.stack([1 - chance, chance], 1), (chance > 0.5).astype(int))
-    drawn = curves_of(found.labels == 1, chance)["reliability"]
+    curves = curves_of(found.labels == 1, chance)
+    drawn = curves["reliability"]
     if labels.all() or not labels.any():
         assert drawn is None
         return
+    assert np.array_equal(curves["roc"], sk.roc_curve(labels, chance)[:2])
+    precision, recall, _ = sk.precision_recall_curve(labels, chance)
+    assert np.array_equal(curves["precision_recall"], (recall, precision))
     share, mean = calibration_curve(labels, chance, n_bins=10)
     assert np.allclose(drawn[0], mean)
     assert np.allclose(drawn[1], share)
     assert sum(drawn[2]) == count
     assert np.dot(drawn[1], drawn[2]) == pytest.approx(labels.sum())
+
+
+@given(st.integers(1, 10**6), st.floats(0, 1))
+@settings(max_examples=60)
+def test_wilsons_interval_is_that_of_scipy(units: int, share: float) -> None:
+    count = round(share * units)
+    limits = binomtest(count, units).proportion_ci(method="wilson")
+    assert wilson(count, units) == pytest.approx((limits.low, limits.high), abs=1e-12)
 
 
 def test_without_an_error_the_interval_is_not_of_width_zero() -> None:
