@@ -135,6 +135,34 @@ def products(points: Tensor, few: Tensor) -> Tensor:
     return (few @ points.T).T
 
 
+# Numbers whose product with responsibilities takes longer than its preparation.
+MANY = 2**15
+
+
+def weighted_sums(responsibilities: Tensor, rows: Tensor) -> Tensor:
+    """Sums of rows, weighted by responsibilities.
+
+    Args:
+        responsibilities: of K components, (n, K); those of a row sum to one.
+        rows: (n, d).
+
+    Returns:
+        Sums (K, d). On a processor, one of many rows that one component has to the last digit is added
+        to that one alone: it is read once, which takes a fifth of the time of a product.
+    """
+    # On a GPU, rows that are added to the same sum come in any order.
+    if responsibilities.shape[1] == 1 or rows.numel() < MANY or rows.device.type != "cpu":
+        return responsibilities.T @ rows
+    most, own = responsibilities.max(1)
+    shared = (most < 1).nonzero().flatten()
+    sums = rows.new_zeros(responsibilities.shape[1], rows.shape[1]).index_add_(0, own, rows)
+    if len(shared):
+        change = responsibilities[shared]
+        change[torch.arange(len(shared)), own[shared]] -= 1
+        sums.addmm_(change.T, rows[shared])
+    return sums
+
+
 @dataclass(frozen=True)
 class Diagonal:
     """Diagonal covariances.
@@ -158,7 +186,8 @@ class Diagonal:
     ) -> Self:
         """Weighted variance of each dimension."""
         tables = [
-            c.responsibilities.T @ c.squares / c.sizes[:, None] - c.means.square() for c in clusters
+            weighted_sums(c.responsibilities, c.squares) / c.sizes[:, None] - c.means.square()
+            for c in clusters
         ]
         return cls(torch.cat(tables).clamp_min(limits.floor))
 
