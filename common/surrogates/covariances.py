@@ -63,8 +63,8 @@ class CovarianceModel(Protocol):
         iterative: whether the estimate needs several steps even if each class has one component.
     """
 
-    shared: ClassVar[bool]
-    iterative: ClassVar[bool]
+    shared: ClassVar[bool] = False
+    iterative: ClassVar[bool] = False
 
     @classmethod
     def estimate(
@@ -86,8 +86,9 @@ class CovarianceModel(Protocol):
             points: (n, d).
 
         Returns:
-            A tensor (n, ...), of a shape that the family chooses.
+            A tensor (n, ...), of a shape that the family chooses; by default none, (n, 0).
         """
+        return points[:, :0]
 
     def log_density(self, points: Tensor, means: Tensor, squares: Tensor | None = None) -> Tensor:
         """Log-density of points under each component.
@@ -119,7 +120,8 @@ class CovarianceModel(Protocol):
         """The same family after all points are multiplied by `factor`."""
 
     def width(self, dimension: int) -> int:
-        """Number of standard normals per sample."""
+        """Number of standard normals per sample, by default one for each dimension."""
+        return dimension
 
 
 def products(points: Tensor, few: Tensor) -> Tensor:
@@ -156,15 +158,13 @@ def weighted_sums(responsibilities: Tensor, rows: Tensor) -> Tensor:
     most, own = responsibilities.max(1)
     shared = (most < 1).nonzero().flatten()
     sums = rows.new_zeros(responsibilities.shape[1], rows.shape[1]).index_add_(0, own, rows)
-    if len(shared):
-        change = responsibilities[shared]
-        change[torch.arange(len(shared)), own[shared]] -= 1
-        sums.addmm_(change.T, rows[shared])
-    return sums
+    change = responsibilities[shared]
+    change[torch.arange(len(shared)), own[shared]] -= 1
+    return sums.addmm_(change.T, rows[shared])
 
 
 @dataclass(frozen=True)
-class Diagonal:
+class Diagonal(CovarianceModel):
     """Diagonal covariances.
 
     Attributes:
@@ -177,8 +177,6 @@ class Diagonal:
     """
 
     variances: Tensor
-    shared: ClassVar[bool] = False
-    iterative: ClassVar[bool] = False
 
     @classmethod
     def estimate(
@@ -218,13 +216,9 @@ class Diagonal:
         """Variances scale with the square."""
         return type(self)(self.variances * factor**2)
 
-    def width(self, dimension: int) -> int:
-        """One normal per dimension."""
-        return dimension
-
 
 @dataclass(frozen=True)
-class Spherical:
+class Spherical(CovarianceModel):
     """Spherical covariances.
 
     Attributes:
@@ -232,8 +226,6 @@ class Spherical:
     """
 
     variances: Tensor
-    shared: ClassVar[bool] = False
-    iterative: ClassVar[bool] = False
 
     @classmethod
     def estimate(
@@ -270,13 +262,9 @@ class Spherical:
         """Variances scale with the square."""
         return type(self)(self.variances * factor**2)
 
-    def width(self, dimension: int) -> int:
-        """One normal per dimension."""
-        return dimension
-
 
 @dataclass(frozen=True)
-class Full:
+class Full(CovarianceModel):
     """Full covariances.
 
     Attributes:
@@ -285,8 +273,6 @@ class Full:
     """
 
     cholesky: Tensor
-    shared: ClassVar[bool] = False
-    iterative: ClassVar[bool] = False
 
     @classmethod
     def estimate(
@@ -305,11 +291,6 @@ class Full:
                 scatter = (centred * weight[:, None]).T @ centred / size
                 factors.append(cholesky(scatter, limits.floor))
         return cls(torch.stack(factors))
-
-    @classmethod
-    def squares(cls, points: Tensor) -> Tensor:
-        """None are needed: (n, 0)."""
-        return points[:, :0]
 
     def log_density(self, points: Tensor, means: Tensor, squares: Tensor | None = None) -> Tensor:
         """(n, M)."""
@@ -339,10 +320,6 @@ class Full:
     def scaled(self, factor: float) -> Self:
         """Factors scale linearly."""
         return type(self)(self.cholesky * factor)
-
-    def width(self, dimension: int) -> int:
-        """One normal per dimension."""
-        return dimension
 
 
 def cholesky(scatter: Tensor, floor: float) -> Tensor:
@@ -378,7 +355,7 @@ RELATIVE_RIDGE = 1e-6
 
 
 @dataclass(frozen=True)
-class LowRank:
+class LowRank(CovarianceModel):
     """One covariance W W^T + diag(variances) for ALL components.
 
     Differs from the paper (FedPFT has only full, diag and spherical): one covariance for all
@@ -437,11 +414,6 @@ class LowRank:
         factor = torch.linalg.solve(posterior + projection.T @ cross, cross, left=False)
         return cls(factor, (total - (factor * cross).sum(1)).clamp_min(floor))
 
-    @classmethod
-    def squares(cls, points: Tensor) -> Tensor:
-        """None are needed: (n, 0)."""
-        return points[:, :0]
-
     def log_density(self, points: Tensor, means: Tensor, squares: Tensor | None = None) -> Tensor:
         """(n, M).
 
@@ -491,7 +463,7 @@ class LowRank:
 
 
 @dataclass(frozen=True)
-class Gram:
+class Gram(CovarianceModel):
     """One whole covariance for ALL components. It is exact; one component a class.
 
     With the class means it is what linear discriminant analysis and least squares need of a site's
@@ -503,7 +475,6 @@ class Gram:
 
     matrix: Tensor
     shared: ClassVar[bool] = True
-    iterative: ClassVar[bool] = False
 
     @classmethod
     def estimate(
@@ -512,11 +483,6 @@ class Gram:
         """The pooled scatter."""
         scatter = _pooled_scatter(clusters, limits.gram)
         return cls((scatter + scatter.T) / 2)
-
-    @classmethod
-    def squares(cls, points: Tensor) -> Tensor:
-        """None are needed: (n, 0)."""
-        return points[:, :0]
 
     def log_density(self, points: Tensor, means: Tensor, squares: Tensor | None = None) -> Tensor:
         """(n, M)."""
@@ -545,10 +511,6 @@ class Gram:
     def scaled(self, factor: float) -> Self:
         """The matrix scales with the square."""
         return type(self)(self.matrix * factor**2)
-
-    def width(self, dimension: int) -> int:
-        """One normal per dimension."""
-        return dimension
 
 
 class StoredGram(Gram):

@@ -319,9 +319,8 @@ def _seeds(points: Tensor, norms: Tensor, clusters: int, generator: torch.Genera
     starts = torch.arange(STARTS, device=points.device)
 
     def pick(weights: Tensor, count: int) -> Tensor:
-        return torch.multinomial(
-            weights.double().cpu(), count, replacement=True, generator=generator
-        ).to(points.device)
+        drawn = torch.multinomial(weights.double().cpu(), count, True, generator=generator)
+        return drawn.to(points.device)
 
     def distances(rows: Tensor) -> Tensor:
         apart = _squared_distances(points, norms, points[rows.flatten()])
@@ -409,13 +408,9 @@ class Mixtures:
             covariance = type(self.covariance)(
                 *(table.to(device) for table in vars(self.covariance).values())
             )
-        moved = (
-            self.counts.to(device),
-            self.labels.to(device),
-            self.weights.to(device),
-            self.means.to(device),
-        )
-        return Mixtures(*moved, covariance)
+        columns = self.counts, self.labels, self.weights, self.means
+        counts, labels, weights, means = (column.to(device) for column in columns)
+        return Mixtures(counts, labels, weights, means, covariance)
 
     def draw(
         self, counts: Sequence[int], streams: Sequence[torch.Generator]
@@ -547,16 +542,13 @@ def fit(
     else:
         # A stream for each class, so that the result does not depend on which class is fitted
         # first, and starts on a GPU are those on a processor.
-        streams = [_stream(generator) for _ in groups]
-
-        def fit_class(index: int) -> Fitted:
-            return fit_group(groups[index], streams[index])
-
-        order = range(len(groups))
+        work = [(group, _stream(generator)) for group in groups]
         fitted = (
-            [fit_class(index) for index in order]
+            [fit_group(*each) for each in work]
             if features.is_cuda
-            else one_thread_each(fit_class, order, [len(rows) for rows in classes])
+            else one_thread_each(
+                lambda each: fit_group(*each), work, [len(rows) for rows in classes]
+            )
         )
     weights = [w for each, _, _ in fitted for w in each]
     # Without repeat_interleave: it wakes all threads for a few numbers, and they then spin on the
@@ -658,13 +650,8 @@ def _fit_group(
 
 def _summarise(points: Tensor, responsibilities: Tensor, squares: Tensor) -> Cluster:
     sizes = responsibilities.sum(0).clamp_min(torch.finfo(points.dtype).tiny)
-    return Cluster(
-        points,
-        responsibilities,
-        weighted_sums(responsibilities, points) / sizes[:, None],
-        sizes,
-        squares,
-    )
+    means = weighted_sums(responsibilities, points) / sizes[:, None]
+    return Cluster(points, responsibilities, means, sizes, squares)
 
 
 def _joint_log_densities(clusters: Sequence[Cluster], covariance: CovarianceModel) -> list[Tensor]:
