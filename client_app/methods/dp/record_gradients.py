@@ -768,7 +768,8 @@ def _lengths(rows: Tensor) -> Tensor:
     if rows.device.type != "cpu" or rows.dtype != torch.float32 or d <= BLOCK:
         norms: Tensor = double(aligned(rows))
         return norms
-    blocks = pad(rows, (0, -d % BLOCK)).unflatten(1, (-1, BLOCK))
+    # Without the condition, a pad of nothing is a copy.
+    blocks = (pad(rows, (0, -d % BLOCK)) if d % BLOCK else rows).reshape(len(rows), -1, BLOCK)
     norms = double(torch.linalg.vector_norm(blocks, dim=2)) * UP
     norms += (blocks.shape[1] * BLOCK) ** 0.5 * 2.0**-63
     # Squares that overflow are taken in double precision.
