@@ -33,6 +33,7 @@ from .covariances import (
     cholesky,
     gram,
     products,
+    weighted_sums,
 )
 
 # Sizes of the numbers in a frame, beyond which a difference in single precision is not finite.
@@ -235,15 +236,14 @@ class PublicMap:
         )
 
 
-# Starts of k-means, the steps after which the best one is known, and the dimensions of the random
-# projection in which they run: a projection keeps the cost of every clustering (Makarychev,
-# Makarychev & Razenshteyn 2019). For ten components and CIFAR-10 features the fit takes a fifth
-# less time than with starts in all dimensions, at higher likelihood.
+# Starts of k-means, the steps after which the best one is known, and the dimensions in which they run:
+# sums of columns with random signs, which keep the distances of points (Charikar, Chen & Farach-Colton
+# 2002; the cost of every clustering: Makarychev, Makarychev & Razenshteyn 2019).
 STARTS, FIRST_STEPS, START_DIMENSIONS = 3, 6, 64
 
 
 def k_means(
-    points: Tensor, clusters: int, generator: torch.Generator, iterations: int = 20
+    points: Tensor, clusters: int, generator: torch.Generator, iterations: int = 6
 ) -> Tensor:
     """Hard assignments of points to clusters, from k-means++ seeds and Lloyd steps.
 
@@ -270,62 +270,73 @@ def k_means(
     """
     if clusters == 1:
         return points.new_ones(len(points), 1)
-    few, d = points, points.shape[1]
-    if d > 2 * START_DIMENSIONS:
-        few = points @ torch.randn(d, START_DIMENSIONS, generator=generator).to(points)
-    norms = few.square().sum(1)
-    starts = [
-        _lloyd(few, norms, _seeds(few, norms, clusters, generator), FIRST_STEPS)
-        for _ in range(STARTS)
-    ]
-    _, one_hot = min(starts, key=lambda start: start[0])
-    return _lloyd(points, points.square().sum(1), _centres(points, one_hot), iterations)[1]
+    one_hot = _first_assignment(_sketch(points, generator), clusters, generator)
+    norms = points.square().sum(1)
+    for _ in range(iterations):
+        previous, one_hot = one_hot, one_hot[:, one_hot.any(0)]
+        centres = weighted_sums(one_hot, points) / one_hot.sum(0)[:, None]
+        one_hot = _nearest(_squared_distances(points, norms, centres))
+        if torch.equal(previous, one_hot):
+            break
+    return one_hot[:, one_hot.any(0)]
+
+
+def _nearest(distances: Tensor) -> Tensor:
+    """The nearest centre of each point, (n, k) as 0/1. Much faster than argmin along columns."""
+    nearest = distances.min(1).indices
+    return torch.zeros_like(distances).scatter_(1, nearest[:, None], 1.0)
+
+
+def _sketch(points: Tensor, generator: torch.Generator) -> Tensor:
+    """The points in START_DIMENSIONS dimensions, if they have many more."""
+    n, d = points.shape
+    if d <= 2 * START_DIMENSIONS:
+        return points
+    signs = 2.0 * torch.randint(2, (d,), generator=generator) - 1
+    signed = torch.nn.functional.pad(points * signs.to(points), (0, -d % START_DIMENSIONS))
+    return signed.view(n, -1, START_DIMENSIONS).sum(1)
+
+
+def _first_assignment(points: Tensor, clusters: int, generator: torch.Generator) -> Tensor:
+    """Assignments (n, k) as 0/1 of the best start; all starts at once."""
+    norms = points.square().sum(1)
+    centres = _seeds(points, norms, clusters, generator)
+    for _ in range(FIRST_STEPS):
+        distances = _squared_distances(points, norms, centres.flatten(0, 1))
+        nearest = distances.view(len(points), STARTS, -1).min(2)
+        one_hot = torch.zeros_like(distances).view(len(points), STARTS, -1)
+        one_hot.scatter_(2, nearest.indices[..., None], 1.0)
+        sizes = one_hot.sum(0)[..., None]
+        sums = (one_hot.flatten(1).T @ points).view_as(centres)
+        centres = torch.where(sizes > 0, sums / sizes, centres)
+    return one_hot[:, nearest.values.sum(0).argmin()]
 
 
 def _seeds(points: Tensor, norms: Tensor, clusters: int, generator: torch.Generator) -> Tensor:
-    """Centres (k, d), k <= clusters, by k-means++: each is the best of a few draws in proportion to
-    the squared distance.
+    """Centres (STARTS, k, d), k <= clusters, by k-means++: each is the best of a few draws in
+    proportion to the squared distance. Where points coincide, so do centres.
     """
+    starts = torch.arange(STARTS, device=points.device)
 
-    def pick(weights: Tensor, count: int = 1) -> Tensor:
-        return torch.multinomial(
-            weights.double().cpu(), count, replacement=True, generator=generator
-        ).to(points.device)
+    def pick(weights: Tensor, count: int) -> Tensor:
+        drawn = torch.multinomial(weights.double().cpu(), count, True, generator=generator)
+        return drawn.to(points.device)
 
-    chosen = pick(torch.ones(len(points)))
-    nearest = _squared_distances(points, norms, points[chosen]).squeeze(1)
-    trials = 2 + int(torch.log(torch.tensor(float(clusters))))
+    def distances(rows: Tensor) -> Tensor:
+        apart = _squared_distances(points, norms, points[rows.flatten()])
+        return apart.T.reshape(*rows.shape, len(points))
+
+    chosen = pick(torch.ones(STARTS, len(points)), 1)
+    nearest = distances(chosen).squeeze(1)
+    trials = 2 + int(math.log(clusters))
     smallest = torch.finfo(points.dtype).eps * 100 * norms.mean()
-    while len(chosen) < clusters and nearest.max() > smallest:
-        candidates = pick(nearest, trials)
-        costs = torch.minimum(
-            nearest[:, None], _squared_distances(points, norms, points[candidates])
-        )
-        best = costs.sum(0).argmin()
-        chosen, nearest = torch.cat([chosen, candidates[best : best + 1]]), costs[:, best]
+    while chosen.shape[1] < clusters and bool((far := nearest.amax(1) > smallest).any()):
+        candidates = pick(torch.where(far[:, None], nearest, 1.0), trials)
+        costs = torch.minimum(nearest[:, None], distances(candidates))
+        best = costs.sum(2).argmin(1)
+        chosen = torch.cat([chosen, candidates[starts, best][:, None]], 1)
+        nearest = costs[starts, best]
     return points[chosen]
-
-
-def _lloyd(points: Tensor, norms: Tensor, centres: Tensor, iterations: int) -> tuple[float, Tensor]:
-    """Sum of squared distances to the centres of the last assignment, and that assignment (n, k) as
-    0/1.
-    """
-    assignment = None
-    for _ in range(iterations):
-        distances = _squared_distances(points, norms, centres)
-        previous = assignment
-        # Much faster than argmin along columns.
-        nearest, assignment = distances.min(1)
-        one_hot = torch.nn.functional.one_hot(assignment, len(centres)).to(points)
-        one_hot = one_hot[:, one_hot.sum(0) > 0]
-        if previous is not None and torch.equal(previous, assignment):
-            break
-        centres = _centres(points, one_hot)
-    return float(nearest.sum()), one_hot
-
-
-def _centres(points: Tensor, one_hot: Tensor) -> Tensor:
-    return one_hot.T @ points / one_hot.sum(0)[:, None]
 
 
 def _squared_distances(points: Tensor, norms: Tensor, centres: Tensor) -> Tensor:
@@ -397,13 +408,9 @@ class Mixtures:
             covariance = type(self.covariance)(
                 *(table.to(device) for table in vars(self.covariance).values())
             )
-        moved = (
-            self.counts.to(device),
-            self.labels.to(device),
-            self.weights.to(device),
-            self.means.to(device),
-        )
-        return Mixtures(*moved, covariance)
+        columns = self.counts, self.labels, self.weights, self.means
+        counts, labels, weights, means = (column.to(device) for column in columns)
+        return Mixtures(counts, labels, weights, means, covariance)
 
     def draw(
         self, counts: Sequence[int], streams: Sequence[torch.Generator]
@@ -535,16 +542,13 @@ def fit(
     else:
         # A stream for each class, so that the result does not depend on which class is fitted
         # first, and starts on a GPU are those on a processor.
-        streams = [_stream(generator) for _ in groups]
-
-        def fit_class(index: int) -> Fitted:
-            return fit_group(groups[index], streams[index])
-
-        order = range(len(groups))
+        work = [(group, _stream(generator)) for group in groups]
         fitted = (
-            [fit_class(index) for index in order]
+            [fit_group(*each) for each in work]
             if features.is_cuda
-            else one_thread_each(fit_class, order, [len(rows) for rows in classes])
+            else one_thread_each(
+                lambda each: fit_group(*each), work, [len(rows) for rows in classes]
+            )
         )
     weights = [w for each, _, _ in fitted for w in each]
     # Without repeat_interleave: it wakes all threads for a few numbers, and they then spin on the
@@ -646,9 +650,8 @@ def _fit_group(
 
 def _summarise(points: Tensor, responsibilities: Tensor, squares: Tensor) -> Cluster:
     sizes = responsibilities.sum(0).clamp_min(torch.finfo(points.dtype).tiny)
-    return Cluster(
-        points, responsibilities, responsibilities.T @ points / sizes[:, None], sizes, squares
-    )
+    means = weighted_sums(responsibilities, points) / sizes[:, None]
+    return Cluster(points, responsibilities, means, sizes, squares)
 
 
 def _joint_log_densities(clusters: Sequence[Cluster], covariance: CovarianceModel) -> list[Tensor]:

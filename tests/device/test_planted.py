@@ -172,9 +172,9 @@ PLANTED: dict[str, Plant] = {
         fitted,
     ),
     "k-means: a projection stays": (
-        mixtures.k_means,
-        "generator=generator).to(points)",
-        "generator=generator)",
+        mixtures._sketch,
+        "signs.to(points)",
+        "signs",
         seeded_in_many_dimensions,
     ),
     "a covariance: its ridge is made on the processor, in a loop": (

@@ -19,10 +19,9 @@ from fedsurrogate.common.models.generators import (
     elbo,
 )
 from fedsurrogate.common.models.training_parts import UncompiledAdam, UncompiledSGD
-from fedsurrogate.common.privacy.exact_sums import IntegerSum
-from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum, system_normals
+from fedsurrogate.common.privacy.gaussian_mechanism import system_normals
 
-from ..dp.record_gradients import clipped_sums
+from ..dp.record_gradients import clipped_sums, noisy_mean
 
 if TYPE_CHECKING:
     from fedsurrogate.common.settings import DPCVAESettings
@@ -209,10 +208,7 @@ def private_gradient(
     expected: float,
     weights: Tensor | None = None,
 ) -> tuple[dict[str, Tensor], int, float]:
-    """The noisy mean of clipped gradients.
-
-    One release of the Gaussian mechanism: all parameters are one statistic, which one unit, a
-    record or a patient, changes by at most the clip.
+    """The noisy mean of clipped gradients, see `noisy_mean`.
 
     Args:
         trainer: computes the losses.
@@ -229,15 +225,9 @@ def private_gradient(
     """
     inputs = embeddings, labels, trainer.noise(len(labels)).to(embeddings)
     total, cut = clipped_sums(trainer.modules, trainer.losses, inputs, clip, weights)
-    flat = IntegerSum.joined(list(total.values()))
-    noisy = BoundedSum("gradients", flat, clip).noisy(noise_multiplier * clip)
-    parts = torch.split(noisy.value / expected, [part.fine.numel() for part in total.values()])
     like = dict(trainer.modules.named_parameters())
-    mean = {
-        name: part.reshape(like[name].shape).to(like[name])
-        for name, part in zip(total, parts, strict=True)
-    }
-    return mean, cut, float(flat.value.norm()) / (noisy.sigma * len(noisy.value) ** 0.5)
+    mean, signal = noisy_mean(total, like, clip, noise_multiplier, expected)
+    return mean, cut, signal
 
 
 def exact_gradient(trainer: Trainer, embeddings: Tensor, labels: Tensor) -> dict[str, Tensor]:

@@ -14,7 +14,14 @@ from torch.distributions import MultivariateNormal
 
 from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.surrogates.class_sums import Sums, as_mixtures
-from fedsurrogate.common.surrogates.covariances import Diagonal, Full, LowRank, Spherical
+from fedsurrogate.common.surrogates.covariances import (
+    MANY,
+    Diagonal,
+    Full,
+    LowRank,
+    Spherical,
+    weighted_sums,
+)
 from fedsurrogate.common.surrogates.mixtures import (
     RELATIVE_FLOOR,
     Mixtures,
@@ -450,6 +457,19 @@ def test_k_means_finds_separated_blobs_and_leaves_no_cluster_empty() -> None:
     overlap = found.T @ torch.nn.functional.one_hot(member).to(x)
     assert ((overlap > 0).sum(1) == 1).all()
     assert k_means(x[:3].repeat(10, 1), 6, generator()).sum(0).tolist() == [10, 10, 10]
+
+
+@pytest.mark.parametrize("shared", [0.0, 0.1, 1.0], ids=lambda share: f"{share:.0%}")
+@pytest.mark.parametrize("components", [1, 2, 10])
+def test_sums_of_many_rows_are_those_of_the_product(components: int, shared: float) -> None:
+    """Rows of one component alone, and a share of rows that several have."""
+    rows = torch.randn(500, MANY // 400, generator=generator())
+    logits = torch.randn(500, components, generator=generator())
+    sharp = torch.where(torch.arange(500) < 500 * shared, 1.0, 1e6)
+    responsibilities = (logits * sharp[:, None]).softmax(1)
+    found = weighted_sums(responsibilities, rows)
+    exact = responsibilities.double().T @ rows.double()
+    torch.testing.assert_close(found.double(), exact, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from fractions import Fraction
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedsurrogate.client_app.methods.dp import record_gradients
 from fedsurrogate.client_app.methods.dp.record_gradients import (
+    BLOCK,
     WideLinear,
     _lengths,
     norms_of,
@@ -117,8 +122,41 @@ def test_a_gpu_gets_only_rows_that_begin_at_even_addresses(width: int) -> None:
         assert there.widths
         assert all(each % record_gradients.WIDTH == 0 for each in there.widths)
         with Norms() as here:
-            torch.testing.assert_close(norms(rows), rows.double().norm(dim=1))
-        assert set(here.widths) == {width}, "a processor keeps its bits"
+            torch.testing.assert_close(norms(rows), rows.double().norm(dim=1), rtol=1e-5, atol=0)
+        assert width > BLOCK or set(here.widths) == {width}, "a processor keeps its bits"
     torch.testing.assert_close(
         nn.functional.pad(rows, (0, -width % 16)).double().norm(dim=1), rows.double().norm(dim=1)
     )
+
+
+EXPONENTS = st.sampled_from([-149, -140, -127, -76, -75, -64, -63, -20, 0, 20, 63, 64, 100, 127])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 3 * BLOCK + 1), st.lists(EXPONENTS, min_size=1, max_size=3), st.integers(0, 9)
+)
+def test_no_norm_is_below_the_exact_one(d: int, exponents: list[int], seed: int) -> None:
+    """A gradient is shortened by its norm, so a norm that is rounded down would let it be longer than
+    the clip. Entries of all magnitudes: their squares vanish, or overflow.
+    """
+    random = torch.Generator().manual_seed(seed)
+    sizes = torch.tensor(exponents)[torch.randint(len(exponents), (4, d), generator=random)]
+    rows = torch.ldexp(torch.rand(4, d, generator=random).double(), sizes).float()
+    rows[1] = rows[1, 0]
+    rows[2, 1:] = 0
+    for row, norm in zip(rows.tolist(), _lengths(rows).tolist(), strict=True):
+        exact = sum(Fraction(entry) ** 2 for entry in row)
+        assert exact <= (Fraction(norm) * (1 + Fraction(1, 10**12))) ** 2
+        most = Fraction(1 + 1e-5) ** 2 * exact
+        assert norm <= math.sqrt(most) * (1 + 1e-9) + math.sqrt(d) * 2.0**-62
+
+
+def test_a_norm_that_would_be_rounded_down_is_not() -> None:
+    """Squares of these entries lose nearly half a last digit each, and so do their sums."""
+    entry = 1 + 2.0**-12 - 2.0**-23
+    rows = torch.full((1, 40 * BLOCK), entry)
+    single = float(torch.linalg.vector_norm(rows.view(40, BLOCK), dim=1).double().norm())
+    exact = math.sqrt(40 * BLOCK) * float(rows[0, 0])
+    assert exact <= float(_lengths(rows)) <= exact * (1 + 1e-5)
+    assert abs(single - exact) < 1e-5 * exact
