@@ -36,10 +36,18 @@ from .interface import (
     TaskGuard,
     TaskStarter,
 )
-from .parts import bound_received, bound_replies, bound_task
+from .parts import (
+    bound_received,
+    bound_replies,
+    bound_task,
+    bring_parts,
+    store_parts,
+    take_parts,
+)
 from .v134_fleet import (
     Link134,
     answer_for_ended_tasks,
+    ask_the_database_less,
     guard_fleet,
     guard_task,
     hurry,
@@ -334,8 +342,10 @@ class Processes134(Apps134, FlowerProcesses):
     def superlink(
         self, arguments: Sequence[str], refusal: Refusal, admit: Admit, apps: Sequence[str]
     ) -> None:
-        """`flower-superlink` with eight changes."""
+        """`flower-superlink` with ten changes."""
+        from flwr.server.superlink.fleet.message_handler import message_handler
         from flwr.superlink.cli import flower_superlink
+        from flwr.superlink.servicer.runtime import runtime_handlers
 
         admit_runs(admit)
         serve_commands_without_tls()
@@ -347,6 +357,9 @@ class Processes134(Apps134, FlowerProcesses):
         guard_fleet(refusal, registered_only)
         limit_fleet(Doorkeeper(), registered_only)
         take_replies_again()
+        store_parts(message_handler)
+        store_parts(runtime_handlers)
+        ask_the_database_less()
         sys.argv = ["flower-superlink", *arguments]
         flower_superlink()
 
@@ -364,8 +377,10 @@ class Processes134(Apps134, FlowerProcesses):
         Flower ends a node whose signature is refused as if a person had, with exit code 0.
         """
         import grpc
+        from flwr.client.grpc_rere_client import connection
         from flwr.supernode import start_client_internal
         from flwr.supernode.cli.flower_supernode import flower_supernode
+        from flwr.supernode.servicer.runtime import runtime_handlers
 
         allow_unix_sockets()
         refused = list[str]()
@@ -382,6 +397,12 @@ class Processes134(Apps134, FlowerProcesses):
         keep_no_code()
         pull_again_soon()
         answer_for_ended_tasks()
+        # It passes parts on as they came.
+        store_parts(runtime_handlers)
+        calls: Any = connection
+        stub = calls.FleetStub
+        calls.FleetStub = lambda channel: take_parts(stub(channel))
+        calls.remove_content_from_message = lambda message: message
         sys.argv = ["flower-supernode", *self.supernode_flags(runtime), *arguments]
         try:
             flower_supernode()
@@ -401,6 +422,9 @@ class Processes134(Apps134, FlowerProcesses):
         leave_out_telemetry()
         pull_again_soon()
         bound_task()
+        bring_parts(task)
+        receive = cast("Any", task).pull_task_input
+        task.pull_task_input = lambda stub: receive(take_parts(stub))  # type: ignore[assignment]
         install_loader(task, load)
         guard_task(task, guard, lambda to, text: Messages134().failed_reply(to, "crashed", text))
         flwr_clientapp()
@@ -485,6 +509,12 @@ class Messages134(FlowerMessages):
             self.calls(own).ConfirmMessageReceived(received)
 
         bound_replies(module, largest, forget)
+        self.bring_parts(own)
+
+    def bring_parts(self, grid: Any) -> None:
+        """Let small messages and their parts be one call each way, with the SuperLink of `superlink`."""
+        bring_parts(sys.modules[type(grid).__module__])
+        take_parts(self.calls(grid))
 
     def calls(self, grid: Any) -> Any:
         """What makes a grid's calls to its SuperLink."""
