@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
@@ -50,6 +50,8 @@ from .v134_fleet import (
     ask_the_database_less,
     guard_fleet,
     guard_task,
+    hold_pulls,
+    hold_tasks,
     hurry,
     keep_no_code,
     leave_out_telemetry,
@@ -342,7 +344,7 @@ class Processes134(Apps134, FlowerProcesses):
     def superlink(
         self, arguments: Sequence[str], refusal: Refusal, admit: Admit, apps: Sequence[str]
     ) -> None:
-        """`flower-superlink` with ten changes."""
+        """`flower-superlink` with eleven changes."""
         from flwr.server.superlink.fleet.message_handler import message_handler
         from flwr.superlink.cli import flower_superlink
         from flwr.superlink.servicer.runtime import runtime_handlers
@@ -359,6 +361,7 @@ class Processes134(Apps134, FlowerProcesses):
         take_replies_again()
         store_parts(message_handler)
         store_parts(runtime_handlers)
+        hold_pulls()
         ask_the_database_less()
         sys.argv = ["flower-superlink", *arguments]
         flower_superlink()
@@ -399,6 +402,7 @@ class Processes134(Apps134, FlowerProcesses):
         answer_for_ended_tasks()
         # It passes parts on as they came.
         store_parts(runtime_handlers)
+        hold_tasks()
         calls: Any = connection
         stub = calls.FleetStub
         calls.FleetStub = lambda channel: take_parts(stub(channel))
@@ -509,12 +513,20 @@ class Messages134(FlowerMessages):
             self.calls(own).ConfirmMessageReceived(received)
 
         bound_replies(module, largest, forget)
-        self.bring_parts(own)
+        self.hurry(own)
 
-    def bring_parts(self, grid: Any) -> None:
-        """Let small messages and their parts be one call each way, with the SuperLink of `superlink`."""
+    def hurry(self, grid: Any) -> None:
+        """Let small messages and their parts be one call each way, and wait for replies in a call, with
+        the SuperLink of `superlink`.
+        """
         bring_parts(sys.modules[type(grid).__module__])
         take_parts(self.calls(grid))
+        pull = grid.pull_messages
+
+        def pull_messages(names: Iterable[str]) -> Iterable[Message]:
+            return pull(names) or pull([])
+
+        grid.pull_messages = pull_messages
 
     def calls(self, grid: Any) -> Any:
         """What makes a grid's calls to its SuperLink."""

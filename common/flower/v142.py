@@ -298,7 +298,7 @@ class Messages142(Messages134):
         """Over HTTP."""
         return grid._runtime_client
 
-    def bring_parts(self, grid: Any) -> None:
+    def hurry(self, grid: Any) -> None:
         """Each part is a call, as in Flower."""
 
     def outlast_interruptions(self, grid: Grid, seconds: float) -> None:
