@@ -1,5 +1,4 @@
-"""The parts of a message, in Flower 1.34 and 1.42: how many, and how large, before they are built; and
-how small messages travel with them.
+"""The parts of a message, in Flower 1.34 and 1.42: how many, and how large, before they are built.
 
 A message is a tree of objects with ids. Whoever sends it states the tree first, then each object, and
 Flower builds what is stated: a part that lists another one twice at each level is 2^levels parts, and
@@ -13,7 +12,6 @@ import json
 import logging
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
@@ -35,11 +33,6 @@ LARGEST_MESSAGE = LARGEST_CONTENT + LARGEST_REST
 LARGEST_PROJECT = 2**20
 """Bytes of the file with a run's settings, unpacked."""
 PIECE, ARRAY = "ArrayChunk", "Array"
-SMALL = 2**16
-"""Bytes of arrays up to which a message brings its parts. Each is else a call, at every hop."""
-PARTS = "fedsurrogate.parts"
-"""Record in which a message brings them, by id. Flower leaves the content of an announcement empty, and
-whoever does not know the record asks for each part."""
 
 Pull = Callable[..., bytes]
 log = logging.getLogger("flwr")
@@ -276,93 +269,3 @@ def _built(build: Callable[..., Any], root: str, contents: dict[str, bytes]) -> 
     if not whole:
         raise SurrogateError("parts of which no message can be made")
     return message
-
-
-def bring_parts(sender: Any) -> None:
-    """Let a module that sends messages announce small ones together with their parts.
-
-    Args:
-        sender: Its `remove_content_from_message` makes the announcements.
-    """
-    from flwr.app import ConfigRecord, Message
-    from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
-
-    strip = sender.remove_content_from_message
-
-    def remove_content_from_message(message: Message) -> Message:
-        bare: Message = strip(message)
-        if message.has_error():
-            return bare
-        arrays = (each for record in message.content.array_records.values() for each in record.values())
-        if sum(len(each.data) for each in arrays) <= SMALL:
-            parts = get_all_nested_objects(message).items()
-            bare.content[PARTS] = ConfigRecord({name: part.deflate() for name, part in parts})
-        return bare
-
-    sender.remove_content_from_message = remove_content_from_message
-
-
-def store_parts(handlers: Any) -> None:
-    """Let a server of Flower store the parts that announced messages bring, and ask for the others.
-
-    Args:
-        handlers: A module with its function `push_messages`.
-    """
-    push = handlers.push_messages
-
-    def push_messages(request: Any, state: Any, *task: Any) -> Any:
-        answer = push(request, state, *task)
-        brought, run = _brought(request.messages_list), request.messages_list[0].metadata.run_id
-        # One transaction, where the state has a database.
-        with getattr(state, "session", nullcontext)():
-            answer.objects_to_push[:] = [
-                name
-                for name in answer.objects_to_push
-                if name not in brought
-                or not state.store_object(run, answer.session_id, name, brought[name])
-            ]
-        return answer
-
-    handlers.push_messages = push_messages
-
-
-def take_parts(stub: Any) -> Any:
-    """Let what makes the calls of a receiver ask for no part that a message has brought.
-
-    Args:
-        stub: Has the methods `PullMessages` and `PullObject`.
-
-    Returns:
-        The same.
-    """
-    from flwr.proto.message_pb2 import PullObjectResponse
-
-    pull_messages, pull_object, kept = stub.PullMessages, stub.PullObject, dict[str, bytes]()
-
-    def pull_announced(*request: Any, **named: Any) -> Any:
-        answer = pull_messages(*request, **named)
-        kept.clear()
-        kept.update(_brought(answer.messages_list))
-        return answer
-
-    def pull_part(request: Any, **named: Any) -> Any:
-        if (part := kept.get(request.object_id)) is None:
-            return pull_object(request, **named)
-        return PullObjectResponse(object_found=True, object_available=True, object_content=part)
-
-    stub.PullMessages, stub.PullObject = pull_announced, pull_part
-    return stub
-
-
-def _brought(announced: Iterable[Any]) -> dict[str, bytes]:
-    """The parts that announced messages bring, by their ids, which are hashes of them."""
-    from flwr.supercore.inflatable.inflatable_object import get_object_id
-
-    records = (
-        record.config_record
-        for message in announced
-        for record in message.content.items
-        if record.key == PARTS
-    )
-    found = {part.key: part.value.bytes for record in records for part in record.items}
-    return {name: part for name, part in found.items() if get_object_id(part) == name}

@@ -36,22 +36,12 @@ from .interface import (
     TaskGuard,
     TaskStarter,
 )
-from .parts import (
-    bound_received,
-    bound_replies,
-    bound_task,
-    bring_parts,
-    store_parts,
-    take_parts,
-)
+from .parts import bound_received, bound_replies, bound_task
 from .v134_fleet import (
     Link134,
     answer_for_ended_tasks,
-    ask_the_database_less,
     guard_fleet,
     guard_task,
-    hold_pulls,
-    hold_tasks,
     hurry,
     keep_no_code,
     leave_out_telemetry,
@@ -59,6 +49,14 @@ from .v134_fleet import (
     pull_again_soon,
     run_superexec,
     take_replies_again,
+)
+from .v134_rounds import (
+    ask_the_database_less,
+    bring_parts,
+    hold_pulls,
+    hold_tasks,
+    store_parts,
+    take_parts,
 )
 
 if TYPE_CHECKING:

@@ -11,9 +11,7 @@ import functools
 import hashlib
 import secrets
 import sys
-import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -21,7 +19,7 @@ from datetime import datetime
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from ..errors import RunError, SurrogateError
 from .environment import HERE, REMOTE, UNIX, Pace, no_proxy_option
@@ -222,112 +220,6 @@ def ask_the_database_less() -> None:
     states._cleanup_expired_task_tokens = _cleanup_expired_task_tokens
     states.get_node_id_by_public_key = get_node_id_by_public_key
     states.delete_node = delete_node
-
-
-HOLD = 0.5
-"""Seconds for which a question for work is kept open where there is none."""
-MOST_HELD = 256
-"""Number of questions that are kept open at a time. Each takes a thread, of which a server has 1,000."""
-
-
-class Bells:
-    """Lets servers keep questions for work open until there is some, a thread each."""
-
-    def __init__(self) -> None:
-        self._bells: defaultdict[object, threading.Event] = defaultdict(threading.Event)
-        self._places = threading.Semaphore(MOST_HELD)
-
-    def ring(self, name: object) -> None:
-        """There is work of this name."""
-        self._bells[name].set()
-
-    def wait(self, name: object) -> bool:
-        """Wait until there is work of this name, for `HOLD` at most; whether there is."""
-        if not self._places.acquire(blocking=False):
-            return False
-        try:
-            return self._bells[name].wait(HOLD)
-        finally:
-            self._places.release()
-            self._bells[name].clear()
-
-    def hold(
-        self, servicer: Any, method: str, name: Callable[[Any], object], work: Callable[[Any], Any]
-    ) -> None:
-        """Let a method of a servicer be answered when there is work.
-
-        Args:
-            servicer: Its class.
-            method: The method's name.
-            name: Of the work that a request asks for.
-            work: In an answer; empty for none.
-        """
-        ask = getattr(servicer, method)
-
-        def answer(self_: Any, request: Any, context: grpc.ServicerContext) -> Any:
-            found = ask(self_, request, context)
-            # Whoever has gone is given nothing.
-            if work(found) or not (self.wait(name(request)) and context.is_active()):
-                return found
-            return ask(self_, request, context)
-
-        setattr(servicer, method, answer)
-
-
-def hold_pulls() -> None:
-    """Let a SuperLink answer the questions of SuperNodes for messages, and of its apps for replies, when
-    there are some; call it once. An app that names no message waits for the next reply.
-    """
-    from flwr.server.superlink.fleet.grpc_rere.fleet_servicer import FleetServicer
-    from flwr.server.superlink.fleet.message_handler import message_handler
-    from flwr.superlink.servicer.runtime import runtime_handlers
-
-    bells, handlers, apps = Bells(), cast("Any", message_handler), cast("Any", runtime_handlers)
-    bells.hold(
-        FleetServicer,
-        "PullMessages",
-        lambda request: request.node.node_id,
-        lambda answer: answer.messages_list,
-    )
-    announce, reply, pull = apps.push_messages, handlers.push_messages, apps.pull_messages
-
-    def push_to_sites(request: Any, *given: Any, **named: Any) -> Any:
-        answer = announce(request, *given, **named)
-        for message in request.messages_list:
-            bells.ring(message.metadata.dst_node_id)
-        return answer
-
-    def push_to_app(request: Any, *given: Any, **named: Any) -> Any:
-        answer = reply(request, *given, **named)
-        bells.ring(("replies", request.messages_list[0].metadata.run_id))
-        return answer
-
-    def pull_messages(request: Any, state: Any, task: Any) -> Any:
-        if not request.message_ids:
-            bells.wait(("replies", task.run_id))
-        return pull(request, state, task)
-
-    apps.push_messages, handlers.push_messages = push_to_sites, push_to_app
-    apps.pull_messages = pull_messages
-
-
-def hold_tasks() -> None:
-    """Let a SuperNode answer the questions of its app for a task when there is one; call it once."""
-    from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
-    from flwr.supernode.servicer.runtime.runtime_servicer import SuperNodeRuntimeServicer
-
-    states, bells = cast("Any", InMemoryNodeState), Bells()
-    create = states.create_task
-
-    def create_task(*given: Any, **named: Any) -> int | None:
-        made: int | None = create(*given, **named)
-        bells.ring("task")
-        return made
-
-    states.create_task = create_task
-    bells.hold(
-        SuperNodeRuntimeServicer, "PullPendingTasks", lambda _: "task", lambda answer: answer.tasks
-    )
 
 
 def limit_fleet(door: Doorkeeper, registered_only: bool) -> None:
