@@ -426,7 +426,7 @@ class Processes134(Apps134, FlowerProcesses):
         bound_task()
         bring_parts(task)
         receive = cast("Any", task).pull_task_input
-        task.pull_task_input = lambda stub: receive(take_parts(stub))  # type: ignore[assignment]
+        task.pull_task_input = lambda stub: receive(take_parts(stub))
         install_loader(task, load)
         guard_task(task, guard, lambda to, text: Messages134().failed_reply(to, "crashed", text))
         flwr_clientapp()
@@ -519,7 +519,7 @@ class Messages134(FlowerMessages):
         """
         bring_parts(sys.modules[type(grid).__module__])
         take_parts(self.calls(grid))
-        pull = grid.pull_messages
+        pull: Callable[[Iterable[str]], Iterable[Message]] = grid.pull_messages
 
         def pull_messages(names: Iterable[str]) -> Iterable[Message]:
             return pull(names) or pull([])

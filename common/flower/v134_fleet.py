@@ -182,46 +182,6 @@ def take_replies_again() -> None:
     states.store_message_and_object_tree = store_message_and_object_tree
 
 
-LOOK_SECONDS = 1.0
-"""Between two looks of a SuperLink for tasks that have fallen silent, which takes Flower a minute."""
-
-
-def ask_the_database_less() -> None:
-    """Let a SuperLink ask its database less; call it once.
-
-    For each part of a message, Flower looks for tasks that have fallen silent, and two times for the
-    node of a key, which is always the same until the key is taken back.
-    """
-    from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
-
-    states: Any = SqlLinkState
-    look, find, delete = (
-        states._cleanup_expired_task_tokens,
-        states.get_node_id_by_public_key,
-        states.delete_node,
-    )
-    looked, nodes = -LOOK_SECONDS, dict[bytes, int]()
-
-    def _cleanup_expired_task_tokens(state: Any) -> None:
-        nonlocal looked
-        if (now := time.monotonic()) - looked >= LOOK_SECONDS:
-            looked = now
-            look(state)
-
-    def get_node_id_by_public_key(state: Any, key: bytes) -> int | None:
-        if (node := nodes.get(key)) is None and (node := find(state, key)) is not None:
-            nodes[key] = node
-        return node
-
-    def delete_node(state: Any, *node: Any, **named: Any) -> None:
-        delete(state, *node, **named)
-        nodes.clear()
-
-    states._cleanup_expired_task_tokens = _cleanup_expired_task_tokens
-    states.get_node_id_by_public_key = get_node_id_by_public_key
-    states.delete_node = delete_node
-
-
 def limit_fleet(door: Doorkeeper, registered_only: bool) -> None:
     """Set `LIMITS` for all Fleet APIs that this process opens later; call it once.
 

@@ -44,7 +44,7 @@ def bring_parts(sender: Any) -> None:
         )
         if sum(len(each.data) for each in arrays) <= SMALL:
             objects = get_all_nested_objects(message).items()
-            parts = {name: part.deflate() for name, part in objects}
+            parts: dict[str, Any] = {name: part.deflate() for name, part in objects}
             if sum(map(len, parts.values())) <= 2 * SMALL:
                 bare.content[PARTS] = ConfigRecord(parts)
         return bare
@@ -145,7 +145,8 @@ def ask_the_database_less() -> None:
             look(state)
 
     def get_node_id_by_public_key(state: Any, key: bytes) -> int | None:
-        if (node := nodes.get(key)) is None and (node := find(state, key)) is not None:
+        node: int | None = nodes.get(key)
+        if node is None and (node := find(state, key)) is not None:
             nodes[key] = node
         return node
 
