@@ -136,7 +136,7 @@ def ask_the_database_less() -> None:
         states.get_node_id_by_public_key,
         states.delete_node,
     )
-    looked, nodes = -LOOK_SECONDS, dict[bytes, int]()
+    looked, nodes, changing = -LOOK_SECONDS, dict[bytes, int](), threading.Lock()
 
     def _cleanup_expired_task_tokens(state: Any) -> None:
         nonlocal looked
@@ -146,13 +146,17 @@ def ask_the_database_less() -> None:
 
     def get_node_id_by_public_key(state: Any, key: bytes) -> int | None:
         node: int | None = nodes.get(key)
-        if node is None and (node := find(state, key)) is not None:
-            nodes[key] = node
+        if node is None:
+            with changing:
+                node = find(state, key)
+                if node is not None:
+                    nodes[key] = node
         return node
 
     def delete_node(state: Any, *node: Any, **named: Any) -> None:
-        delete(state, *node, **named)
-        nodes.clear()
+        with changing:
+            delete(state, *node, **named)
+            nodes.clear()
 
     states._cleanup_expired_task_tokens = _cleanup_expired_task_tokens
     states.get_node_id_by_public_key = get_node_id_by_public_key
