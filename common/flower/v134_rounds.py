@@ -9,8 +9,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
@@ -58,22 +58,42 @@ def store_parts(handlers: Any) -> None:
     Args:
         handlers: A module with its function `push_messages`.
     """
+    from flwr.supercore.run import InvalidRunStatusException
+
     push = handlers.push_messages
 
     def push_messages(request: Any, state: Any, *task: Any) -> Any:
-        answer = push(request, state, *task)
         brought, run = _brought(request.messages_list), request.messages_list[0].metadata.run_id
-        # One transaction, where the state has a database.
-        with getattr(state, "session", nullcontext)():
-            answer.objects_to_push[:] = [
-                name
-                for name in answer.objects_to_push
-                if name not in brought
-                or not state.store_object(run, answer.session_id, name, brought[name])
-            ]
+        over: Exception | None = None
+        # Nobody sees a message, and deletes it, before its parts are stored.
+        with _alone(state):
+            try:
+                answer = push(request, state, *task)
+                answer.objects_to_push[:] = [
+                    name
+                    for name in answer.objects_to_push
+                    if name not in brought
+                    or not state.store_object(run, answer.session_id, name, brought[name])
+                ]
+            except InvalidRunStatusException as error:
+                # What Flower has deleted of a run that is over stays so.
+                over = error
+        if over is not None:
+            raise over
         return answer
 
     handlers.push_messages = push_messages
+
+
+@contextmanager
+def _alone(state: Any) -> Iterator[None]:
+    """One transaction of a state with a database; of one in memory its locks, in Flower's order."""
+    if hasattr(state, "session"):
+        with state.session():
+            yield
+    else:
+        with state._lock_object_push_sessions, state.lock_msg_store:
+            yield
 
 
 def take_parts(stub: Any) -> Any:

@@ -170,6 +170,32 @@ def test_the_same_messages_arrive_whatever_an_end_knows_of_parts_that_travel_tog
     assert (federation.calls["pull"] == 0) == (together and takes)
 
 
+def test_nobody_takes_and_deletes_a_message_before_its_parts_are_stored(link: Link) -> None:
+    """A site that waits for it takes it the moment that it is announced, and confirms it."""
+    federation = Federation(link, brings=True, stores=False, takes=True)
+    announce, taken = federation.apps.push_messages, list[Message]()
+
+    def take() -> None:
+        taken.extend(federation.at_site())
+        link.state.object_store.delete(taken[0].object_id)
+
+    site = threading.Thread(target=take)
+
+    def announce_to_a_waiting_site(*given: Any) -> Any:
+        answer = announce(*given)
+        site.start()
+        time.sleep(0.3)
+        return answer
+
+    federation.apps.push_messages = announce_to_a_waiting_site
+    store_parts(federation.apps)
+    question = message(link, 9)
+    federation.send([question])
+    site.join()
+    assert same(taken[0], question)
+    assert federation.calls == {}
+
+
 @settings(max_examples=20, deadline=None)
 @given(noise=st.binary(max_size=40), kind=st.sampled_from(["other bytes", "no bytes", "unknown"]))
 def test_a_part_is_what_its_id_says_or_it_is_asked_for(noise: bytes, kind: str) -> None:
