@@ -64,7 +64,7 @@ def store_parts(handlers: Any) -> None:
 
     def push_messages(request: Any, state: Any, *task: Any) -> Any:
         brought, run = _brought(request.messages_list), request.messages_list[0].metadata.run_id
-        over: Exception | None = None
+        over: InvalidRunStatusException | None = None
         # Nobody sees a message, and deletes it, before its parts are stored.
         with _alone(state):
             try:
