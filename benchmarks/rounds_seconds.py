@@ -2,10 +2,11 @@
 round takes less than 1.5 s, FedAvg of 50 rounds less than 90 s, and a site at rest less than 1.1 GB.
 
 A SuperLink and sites that have joined, all on this machine, as real processes. For each run: seconds
-of `coordinator run`, the median round, and the processor time of a site for each of its tasks. Memory
-is the proportional share (Pss) of all processes of one site. `--before FOLDER` measures a checkout of
-an earlier version too, in the same run, which has an environment of its own in `.venv`, with its
-shortest run: fifty rounds of the version before warm processes take ten minutes.
+of `coordinator run`, the median round, and the processor time of a site, and of the SuperLink, for
+each task. The anchor is an echo of a model's size over gRPC with the same certificates, in the same
+run. Memory is the proportional share (Pss) of all processes of one site. `--before FOLDER` measures a
+checkout of an earlier version too, in the same run, with the same runs; its environment is its own
+`.venv`, or else this one. `--repeats` measures both so often, in turn.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import grpc
 import psutil
 
 from benchmarks.harness.options import described
@@ -44,6 +47,7 @@ RUNS = {
     ),
 }
 READY_SECONDS = 120.0
+ECHOES, ECHO_BYTES = 200, 2600
 
 
 class Site:
@@ -81,8 +85,10 @@ class Site:
 
 
 @contextmanager
-def federation(tree: Path, sites: int) -> Iterator[tuple[list[Site], list[str], Path]]:
-    """Sites that have joined a SuperLink, flags of its Control API, and a folder.
+def federation(
+    tree: Path, sites: int
+) -> Iterator[tuple[list[Site], psutil.Process, list[str], Path]]:
+    """Sites that have joined a SuperLink, its process, flags of its Control API, and a folder.
 
     Args:
         tree: A checkout, whose code runs.
@@ -137,7 +143,7 @@ def federation(tree: Path, sites: int) -> Iterator[tuple[list[Site], list[str], 
                 started.append(Site(command, home / f"{name}.log", environment))
             for site in started:
                 site_ready(site)
-            yield started, flags, home
+            yield started, psutil.Process(superlink.pid), flags, home
         finally:
             for site in started:
                 stop_process(site.process.pid)
@@ -166,10 +172,12 @@ def site_ready(site: Site) -> None:
 def measured(tree: Path, sites: int, runs: Sequence[str]) -> list[dict[str, Any]]:
     """A row for each run."""
     rows = []
-    with federation(tree, sites) as (started, flags, home):
+    with federation(tree, sites) as (started, superlink, flags, home):
+        anchor = echo(home / "certificates")
         rest = max(site.pss() for site in started)
         for name in runs:
             before = [(site.processor_seconds(), site.tasks()) for site in started]
+            linked = sum(superlink.cpu_times()[:2])
             settings = f"{RUNS[name]} sites={sites} deadline=600.0"
             environment = dict(flower_environment(str(home)))
             environment |= {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
@@ -188,6 +196,7 @@ def measured(tree: Path, sites: int, runs: Sequence[str]) -> list[dict[str, Any]
             folder = Path(re.findall(r"\S+", text)[-1])
             rounds = json.loads((home / folder / "metrics.json").read_text())["rounds"]
             spent = sum(site.processor_seconds() for site in started) - sum(s for s, _ in before)
+            linked = sum(superlink.cpu_times()[:2]) - linked
             tasks = sum(site.tasks() for site in started) - sum(count for _, count in before)
             rows.append(
                 {
@@ -195,7 +204,9 @@ def measured(tree: Path, sites: int, runs: Sequence[str]) -> list[dict[str, Any]
                     "sites": sites,
                     "seconds": round(seconds, 1),
                     "median round": round(statistics.median(seconds_of(rounds)), 2),
-                    "processor seconds a task": round(spent / max(1, tasks), 2),
+                    "echo ms": round(1000 * anchor, 1),
+                    "processor seconds a task": round(spent / max(1, tasks), 3),
+                    "of the SuperLink": round(linked / max(1, tasks), 3),
                     "tasks": tasks,
                     "MB at rest": rest // 10**6,
                     "MB at most": most // 10**6,
@@ -203,6 +214,27 @@ def measured(tree: Path, sites: int, runs: Sequence[str]) -> list[dict[str, Any]
             )
             print(rows[-1], flush=True)
     return rows
+
+
+def echo(certificates: Path) -> float:
+    """Median seconds of a call that returns what it is given, over gRPC with TLS."""
+    handler = grpc.method_handlers_generic_handler(
+        "echo", {"Echo": grpc.unary_unary_rpc_method_handler(lambda request, _: request)}
+    )
+    server = grpc.server(ThreadPoolExecutor(2), handlers=[handler])
+    pair = tuple((certificates / f"server.{each}").read_bytes() for each in ("key", "crt"))
+    port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair]))
+    server.start()
+    trust = grpc.ssl_channel_credentials((certificates / "ca.crt").read_bytes())
+    seconds, content = [], os.urandom(ECHO_BYTES)
+    with grpc.secure_channel(f"127.0.0.1:{port}", trust) as channel:
+        call = channel.unary_unary("/echo/Echo")
+        for _ in range(ECHOES):
+            begun = time.perf_counter()
+            assert call(content) == content
+            seconds.append(time.perf_counter() - begun)
+    server.stop(None)
+    return statistics.median(seconds)
 
 
 def seconds_of(rounds: list[dict[str, Any]]) -> list[float]:
@@ -235,14 +267,15 @@ def main() -> None:
     parser.add_argument("--sites", type=int, default=2)
     parser.add_argument("--before", type=Path, help="checkout of an earlier version")
     parser.add_argument("--runs", nargs="*", default=list(RUNS), choices=list(RUNS))
+    parser.add_argument("--repeats", type=int, default=1)
     options = parser.parse_args()
-    todo = [("now", ROOT, options.runs)]
-    if options.before:
-        todo.insert(0, ("before", options.before.resolve(), [next(iter(RUNS))]))
+    trees = {"before": options.before.resolve()} if options.before else {}
+    trees["now"] = ROOT
     rows = [
         {"version": version} | row
-        for version, tree, runs in todo
-        for row in measured(tree, options.sites, runs)
+        for _ in range(options.repeats)
+        for version, tree in trees.items()
+        for row in measured(tree, options.sites, options.runs)
     ]
     columns = list(rows[0])
     title = f"rounds over gRPC with TLS, {options.sites} sites on the digits"

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
@@ -49,6 +49,14 @@ from .v134_fleet import (
     pull_again_soon,
     run_superexec,
     take_replies_again,
+)
+from .v134_rounds import (
+    ask_the_database_less,
+    bring_parts,
+    hold_pulls,
+    hold_tasks,
+    store_parts,
+    take_parts,
 )
 
 if TYPE_CHECKING:
@@ -334,8 +342,10 @@ class Processes134(Apps134, FlowerProcesses):
     def superlink(
         self, arguments: Sequence[str], refusal: Refusal, admit: Admit, apps: Sequence[str]
     ) -> None:
-        """`flower-superlink` with eight changes."""
+        """`flower-superlink` with eleven changes."""
+        from flwr.server.superlink.fleet.message_handler import message_handler
         from flwr.superlink.cli import flower_superlink
+        from flwr.superlink.servicer.runtime import runtime_handlers
 
         admit_runs(admit)
         serve_commands_without_tls()
@@ -347,6 +357,10 @@ class Processes134(Apps134, FlowerProcesses):
         guard_fleet(refusal, registered_only)
         limit_fleet(Doorkeeper(), registered_only)
         take_replies_again()
+        store_parts(message_handler)
+        store_parts(runtime_handlers)
+        hold_pulls()
+        ask_the_database_less()
         sys.argv = ["flower-superlink", *arguments]
         flower_superlink()
 
@@ -364,8 +378,10 @@ class Processes134(Apps134, FlowerProcesses):
         Flower ends a node whose signature is refused as if a person had, with exit code 0.
         """
         import grpc
+        from flwr.client.grpc_rere_client import connection
         from flwr.supernode import start_client_internal
         from flwr.supernode.cli.flower_supernode import flower_supernode
+        from flwr.supernode.servicer.runtime import runtime_handlers
 
         allow_unix_sockets()
         refused = list[str]()
@@ -382,6 +398,13 @@ class Processes134(Apps134, FlowerProcesses):
         keep_no_code()
         pull_again_soon()
         answer_for_ended_tasks()
+        # It passes parts on as they came.
+        store_parts(runtime_handlers)
+        hold_tasks()
+        calls: Any = connection
+        stub = calls.FleetStub
+        calls.FleetStub = lambda channel: take_parts(stub(channel))
+        calls.remove_content_from_message = lambda message: message
         sys.argv = ["flower-supernode", *self.supernode_flags(runtime), *arguments]
         try:
             flower_supernode()
@@ -401,6 +424,9 @@ class Processes134(Apps134, FlowerProcesses):
         leave_out_telemetry()
         pull_again_soon()
         bound_task()
+        bring_parts(task)
+        receive = cast("Any", task).pull_task_input
+        task.pull_task_input = lambda stub: receive(take_parts(stub))
         install_loader(task, load)
         guard_task(task, guard, lambda to, text: Messages134().failed_reply(to, "crashed", text))
         flwr_clientapp()
@@ -485,6 +511,20 @@ class Messages134(FlowerMessages):
             self.calls(own).ConfirmMessageReceived(received)
 
         bound_replies(module, largest, forget)
+        self.hurry(own)
+
+    def hurry(self, grid: Any) -> None:
+        """Let small messages and their parts be one call each way, and wait for replies in a call, with
+        the SuperLink of `superlink`.
+        """
+        bring_parts(sys.modules[type(grid).__module__])
+        take_parts(self.calls(grid))
+        pull: Callable[[Iterable[str]], Iterable[Message]] = grid.pull_messages
+
+        def pull_messages(names: Iterable[str]) -> Iterable[Message]:
+            return pull(names) or pull([])
+
+        grid.pull_messages = pull_messages
 
     def calls(self, grid: Any) -> Any:
         """What makes a grid's calls to its SuperLink."""

@@ -298,6 +298,9 @@ class Messages142(Messages134):
         """Over HTTP."""
         return grid._runtime_client
 
+    def hurry(self, grid: Any) -> None:
+        """Each part is a call, as in Flower."""
+
     def outlast_interruptions(self, grid: Grid, seconds: float) -> None:
         """Flower itself repeats calls for ever."""
         import httpx

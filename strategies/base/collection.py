@@ -14,7 +14,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedsurrogate.common.errors import RunError
-from fedsurrogate.common.flower.environment import REMOTE, Pace
+from fedsurrogate.common.flower.environment import HERE, Pace
 
 POLL_SECONDS = 0.3
 # How long a run waits at its start for sites to connect; the deadline if that is shorter.
@@ -94,7 +94,7 @@ class Collection:
             if message.metadata.message_id in pushed
         }
         self._away: dict[int, float] = {}
-        self._pace = Pace(REMOTE)
+        self._pace = Pace(HERE)
         self._end = time.monotonic() + deadline
 
     def __iter__(self) -> Iterator[Message]:
