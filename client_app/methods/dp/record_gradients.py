@@ -764,7 +764,8 @@ def _lengths(rows: Tensor) -> Tensor:
     precision. The norm of the parts that are added is sqrt(d) 2^-63, with d rounded up to blocks.
     """
     double = partial(torch.linalg.vector_norm, dim=1, dtype=torch.float64)
-    d = rows.shape[1]
+    # In another layout the norm of a record may depend on those beside it.
+    rows, d = rows.contiguous(), rows.shape[1]
     if rows.device.type != "cpu" or rows.dtype != torch.float32 or d <= BLOCK:
         norms: Tensor = double(aligned(rows))
         return norms

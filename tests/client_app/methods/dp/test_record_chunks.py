@@ -152,6 +152,26 @@ def test_no_norm_is_below_the_exact_one(d: int, exponents: list[int], seed: int)
         assert norm <= math.sqrt(most) * (1 + 1e-9) + math.sqrt(d) * 2.0**-62
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 3 * BLOCK + 1) | st.sampled_from([BLOCK, 2 * BLOCK, 10 * BLOCK]),
+    st.integers(1, 40),
+    st.integers(0, 39),
+    st.sampled_from(["rows", "columns", "part of wider rows"]),
+)
+def test_a_norm_is_the_same_alone_and_among_others(d: int, n: int, first: int, layout: str) -> None:
+    """Otherwise a record that is taken away would change what others add."""
+    rows = torch.randn(40, d, generator=torch.Generator().manual_seed(d))
+    alone = torch.cat([_lengths(row[None]) for row in rows])
+    if layout == "columns":
+        rows = rows.T.contiguous().T
+    elif layout == "part of wider rows":
+        wider = torch.randn(40, d + 3)
+        wider[:, 1 : d + 1] = rows
+        rows = wider[:, 1 : d + 1]
+    assert torch.equal(_lengths(rows[first : first + n]), alone[first : first + n])
+
+
 def test_a_norm_that_would_be_rounded_down_is_not() -> None:
     """Squares of these entries lose nearly half a last digit each, and so do their sums."""
     entry = 1 + 2.0**-12 - 2.0**-23
