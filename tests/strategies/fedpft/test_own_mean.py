@@ -235,8 +235,12 @@ WAYS: dict[str, tuple[dict[str, Any], float, float]] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", ["level", "scale"])
+# A scale is seen by the same map as a level; the slowest way, which takes minutes, sees one of them.
+SEEN = [(way, "level") for way in WAYS]
+SEEN += [(way, "scale") for way in WAYS if way != "rounds of secure aggregation"]
+
+
+@pytest.mark.parametrize(("way", "kind"), SEEN)
 def test_a_level_and_a_scale_are_seen_however_sums_travel(
     way: str, kind: str, tmp_path: Path
 ) -> None:
