@@ -226,9 +226,9 @@ PLANTED: dict[str, Plant] = {
         clipped,
     ),
     "private gradients: they stay where their noise was added": (
-        PrivateGradient.__call__,
-        "part.reshape(tensor.shape).to(tensor)",
-        "part.reshape(tensor.shape).to(tensor.dtype)",
+        record_gradients.noisy_mean,
+        "part.reshape(like[name].shape).to(like[name])",
+        "part.reshape(like[name].shape).to(like[name].dtype)",
         private,
     ),
     "FedLAP's coordinator: labels stay": (
