@@ -435,8 +435,8 @@ def all_that_left(messages: list[Message], *folders: Path) -> dict[str, bytes]:
 
 def _unpacked(path: Path) -> bytes:
     content = path.read_bytes()
-    # A database contains the app's archive, but is not an archive.
-    if path.suffix != ".db" and zipfile.is_zipfile(path):
+    # A database, or its log, contains the app's archive, but is not an archive.
+    if not path.suffix.startswith(".db") and zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             content += b"".join(archive.read(name) for name in archive.namelist())
     if content[:2] == b"\x1f\x8b":
