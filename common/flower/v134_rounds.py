@@ -10,7 +10,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, cast
 
 from .parts import MOST_PARTS
@@ -24,6 +24,9 @@ part is else a call, at every hop."""
 PARTS = "fedsurrogate.parts"
 """Record in which a message brings them, by id. Flower leaves the content of an announcement empty, and
 whoever does not know the record asks for each part."""
+MOST_TOGETHER = 32
+"""Number of messages in an announcement up to which a server takes what they bring: it stores all of it
+in one transaction, and meanwhile no heartbeat is written."""
 
 
 def bring_parts(sender: Any) -> None:
@@ -65,6 +68,9 @@ def store_parts(handlers: Any) -> None:
     push = handlers.push_messages
 
     def push_messages(request: Any, state: Any, *task: Any) -> Any:
+        if len(request.messages_list) > MOST_TOGETHER:
+            for message in request.messages_list:
+                del message.content.items[:]
         brought = _brought(request.messages_list)
         over: InvalidRunStatusException | None = None
         # Nobody sees a message, and deletes it, before its parts are stored.
@@ -147,13 +153,11 @@ def _sound(name: str, part: bytes) -> bool:
     )
     from flwr.supercore.inflatable.inflatable_utils import validate_object_content
 
-    if get_object_id(part) != name:
-        return False
-    try:
-        validate_object_content(part)
-    except UnexpectedObjectContentError:
-        return False
-    return True
+    with suppress(UnexpectedObjectContentError):
+        if get_object_id(part) == name:
+            validate_object_content(part)
+            return True
+    return False
 
 
 LOOK_SECONDS = 1.0

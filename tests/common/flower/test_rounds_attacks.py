@@ -37,6 +37,7 @@ from fedsurrogate.common.flower import v134_rounds as own
 from fedsurrogate.common.flower.parts import MOST_PARTS, limited
 from fedsurrogate.common.flower.v134_rounds import (
     HOLD,
+    MOST_TOGETHER,
     PARTS,
     Bells,
     ask_the_database_less,
@@ -283,3 +284,16 @@ def test_many_sites_at_a_time_get_no_error_from_the_database(federation: Federat
     assert federation.calls["push"] == 0
     received = federation.at_app(questions)
     assert sorted(each.object_id for each in received) == sorted(each.object_id for each in replies)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_no_transaction_stores_the_parts_of_more_messages_than_a_heartbeat_waits_for(
+    federation: Federation, more: int
+) -> None:
+    """Of 200 it took seconds, and nobody else could write."""
+    questions = [message(federation.link, 0) for _ in range(MOST_TOGETHER + more)]
+    federation.send(questions)
+    assert (federation.calls["push"] > 0) == bool(more)
+    (received,) = federation.at_site()
+    assert (federation.calls["pull"] > 0) == bool(more), "nobody confirms what is being sent"
+    assert received.object_id in [each.object_id for each in questions]
