@@ -10,8 +10,10 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, cast
+
+from .parts import MOST_PARTS
 
 if TYPE_CHECKING:
     import grpc
@@ -22,6 +24,9 @@ part is else a call, at every hop."""
 PARTS = "fedsurrogate.parts"
 """Record in which a message brings them, by id. Flower leaves the content of an announcement empty, and
 whoever does not know the record asks for each part."""
+MOST_TOGETHER = 32
+"""Number of messages in an announcement up to which a server takes what they bring: it stores all of it
+in one transaction, and meanwhile no heartbeat is written."""
 
 
 def bring_parts(sender: Any) -> None:
@@ -63,12 +68,16 @@ def store_parts(handlers: Any) -> None:
     push = handlers.push_messages
 
     def push_messages(request: Any, state: Any, *task: Any) -> Any:
-        brought, run = _brought(request.messages_list), request.messages_list[0].metadata.run_id
+        if len(request.messages_list) > MOST_TOGETHER:
+            for message in request.messages_list:
+                del message.content.items[:]
+        brought = _brought(request.messages_list)
         over: InvalidRunStatusException | None = None
         # Nobody sees a message, and deletes it, before its parts are stored.
         with _alone(state):
             try:
                 answer = push(request, state, *task)
+                run = request.messages_list[0].metadata.run_id
                 answer.objects_to_push[:] = [
                     name
                     for name in answer.objects_to_push
@@ -126,16 +135,29 @@ def take_parts(stub: Any) -> Any:
 
 def _brought(announced: Iterable[Any]) -> dict[str, bytes]:
     """The parts that announced messages bring, by their ids, which are hashes of them."""
-    from flwr.supercore.inflatable.inflatable_object import get_object_id
-
     records = (
         record.config_record
         for message in announced
-        for record in message.content.items
-        if record.key == PARTS
+        for record in message.content.items[:1]
+        if record.key == PARTS and len(record.config_record.items) <= MOST_PARTS
     )
     found = {part.key: part.value.bytes for record in records for part in record.items}
-    return {name: part for name, part in found.items() if get_object_id(part) == name}
+    return {name: part for name, part in found.items() if _sound(name, part)}
+
+
+def _sound(name: str, part: bytes) -> bool:
+    """Whether Flower stores a part. A refusal amid a transaction would leave half of its steps."""
+    from flwr.supercore.inflatable.inflatable_object import (
+        UnexpectedObjectContentError,
+        get_object_id,
+    )
+    from flwr.supercore.inflatable.inflatable_utils import validate_object_content
+
+    with suppress(UnexpectedObjectContentError):
+        if get_object_id(part) == name:
+            validate_object_content(part)
+            return True
+    return False
 
 
 LOOK_SECONDS = 1.0
@@ -149,6 +171,7 @@ def ask_the_database_less() -> None:
     node of a key, which is always the same until the key is taken back.
     """
     from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
+    from sqlalchemy import event
 
     states: Any = SqlLinkState
     look, find, delete = (
@@ -159,9 +182,16 @@ def ask_the_database_less() -> None:
     looked, nodes, changing = -LOOK_SECONDS, dict[bytes, int](), threading.Lock()
 
     def _cleanup_expired_task_tokens(state: Any) -> None:
-        nonlocal looked
-        if (now := time.monotonic()) - looked >= LOOK_SECONDS:
+        if (now := time.monotonic()) - looked < LOOK_SECONDS:
+            return
+
+        def remember(_: Any) -> None:
+            nonlocal looked
             looked = now
+
+        # Whoever lets a transaction fail undoes what was found in it.
+        with state.session() as session:
+            event.listen(session, "after_commit", remember, once=True)
             look(state)
 
     def get_node_id_by_public_key(state: Any, key: bytes) -> int | None:
@@ -194,22 +224,23 @@ class Bells:
 
     def __init__(self) -> None:
         self._bells: defaultdict[object, threading.Event] = defaultdict(threading.Event)
-        self._places = threading.Semaphore(MOST_HELD)
+        self._held, self._changing = set[object](), threading.Lock()
 
     def ring(self, name: object) -> None:
         """There is work of this name."""
         self._bells[name].set()
 
     def wait(self, name: object) -> bool:
-        """Wait until there is work of this name, for `HOLD` at most; whether there is."""
-        if not self._places.acquire(blocking=False):
-            return False
+        """Wait until there is work of this name, for `HOLD` at most; whether there is. One place a name."""
+        with self._changing:
+            if name in self._held or len(self._held) >= MOST_HELD:
+                return False
+            self._held.add(name)
         try:
             came = self._bells[name].wait(HOLD)
-        finally:
-            self._places.release()
-        if came:
             self._bells[name].clear()
+        finally:
+            self._held.remove(name)
         return came
 
     def hold(

@@ -67,19 +67,24 @@ class Link:
 def link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Link:
     name = "store_message_and_object_tree"
     monkeypatch.setattr(SqlLinkState, name, getattr(SqlLinkState, name))
-    objects = ObjectStoreFactory()
-    state: Any = LinkStateFactory(
-        str(tmp_path / "state.db"), NoOpFederationManager(), objects
-    ).state()
+    return active_link(str(tmp_path / "state.db"), ObjectStoreFactory())
+
+
+def active_link(database: str, objects: ObjectStoreFactory) -> Link:
+    state: Any = LinkStateFactory(database, NoOpFederationManager(), objects).state()
     node = state.create_node(NOOP_FLWR_AID, "", b"key", 30.0)
     assert state.acknowledge_node_heartbeat(node, 30.0)
-    run = state.create_run(
+    return Link(state, active_run(state), node)
+
+
+def active_run(state: Any) -> int:
+    run: int = state.create_run(
         "a/b", "1", "", {}, NOOP_FEDERATION_ID, None, NOOP_FLWR_AID, TaskType.SERVER_APP
     )
     task = state.get_run_info(run_ids=[run])[0].primary_task_id
     assert state.claim_task(task)
     assert state.activate_task(task)
-    return Link(state, run, node)
+    return run
 
 
 @pytest.fixture
