@@ -28,7 +28,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     ),
     "a generator": generator_files._tensors,
     "a model": load_model,
-    "a projection": lambda file: class_means._read(str(file), 1.0),
+    "a projection": lambda file: class_means._read(str(file)),
     "public features": lambda file: read_public(str(file)),
 }
 
