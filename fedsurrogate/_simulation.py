@@ -518,7 +518,7 @@ class MethodTable:
     Example:
         >>> table = methods()
         >>> len(table), sorted(table.rows[0])
-        (25, ['method', 'paper', 'privacy', 'sends', 'title'])
+        (23, ['method', 'paper', 'privacy', 'sends', 'title'])
     """
 
     rows: tuple[dict[str, Any], ...]
