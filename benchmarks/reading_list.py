@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from flwr.app import Context, Message
@@ -138,12 +139,9 @@ def read(name: str, folder: Path) -> list[tuple[object, ...]]:
     if RUNS[name]["method"] != "fedlap":
         settings["backbone"] = "pixels"
     trace = Trace()
-    usual = local_engine._client_app
-    local_engine._client_app = lambda: trace.around(usual())
-    try:
+    app = trace.around(local_engine._client_app())
+    with patch.object(local_engine, "_client_app", lambda: app):
         local_engine.run_here(nodes, parse_run(settings), settings, lambda _: None, report=False)
-    finally:
-        local_engine._client_app = usual
     return rows_of(name, trace)
 
 

@@ -322,6 +322,12 @@ def _read_as_utf8() -> None:
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
+def _keep_objects() -> None:
+    """Leave all objects as they are at the end; Triton would report those that stay as leaked."""
+    if "triton" not in sys.modules:
+        gc.freeze()
+
+
 def run_command(app: Callable[[], object]) -> None:
     """Run a command. An expected error becomes one line on stderr and exit code 1.
 
@@ -330,10 +336,9 @@ def run_command(app: Callable[[], object]) -> None:
     """
     _read_as_utf8()
     # The libraries make a million objects that stay: looking for garbage among them, also at the end
-    # of the process, would take a quarter of a short command. Triton would report what then stays as
-    # leaked.
+    # of the process, would take a quarter of a short command.
     gc.set_threshold(10_000)
-    atexit.register(lambda: (gc.enable if "triton" in sys.modules else gc.freeze)())
+    atexit.register(_keep_objects)
     try:
         app()
     except FedSurrogateError as error:

@@ -34,7 +34,6 @@ from fedsurrogate.common.pages.svg import (
     classes_card,
     confusion_card,
     curve_pictures,
-    page_head,
     render_page,
     trusted,
     undrawn,
@@ -44,8 +43,8 @@ from fedsurrogate.common.signed_models.signed_model import SignedModel
 
 from .calibration import SCORES, Calibration, abstain_limit
 from .held_out import HeldOut
+from .target_report import HEADING, Pictures
 from .target_report import PAGE as TARGET_PAGE
-from .target_report import Pictures
 from .thresholds import Wish, calibrated_classes, calibrated_labels
 
 PAGE = (
@@ -56,13 +55,8 @@ PAGE = (
 <dd class="quiet">{% if m.low is not none %}95 % interval {{ "%.3f" | format(m.low) }} to {{ "%.3f" | format(m.high) }}{% else %}no interval{% endif %}</dd></div>{% endif %}
 {% endmacro %}
 """
-    + page_head("Evaluation · {{ e.model.name }}")
+    + HEADING
     + """\
-</head>
-<body>
-<main>
-<header>
-<p class="eyebrow">Evaluation · {{ e.model.name }} · {{ e.made }} · stays at this site</p>
 <h1>{{ r.records }} records{% if r.units %} of {{ r.units }} patients{% endif %}:
 {%- if auroc_first and r.averages.macro_auroc.value is not none %} AUROC {{ "%.3f" | format(r.averages.macro_auroc.value) }},{% endif %} accuracy {{ "%.1f" | format(100 * r.averages.accuracy.value) }} %
 {%- if r.averages.balanced_accuracy and r.averages.balanced_accuracy.value is not none %}, balanced {{ "%.1f" | format(100 * r.averages.balanced_accuracy.value) }} %{% endif %}.</h1>

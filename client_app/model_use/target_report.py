@@ -28,7 +28,8 @@ from .target_metrics import Observed, Predictions, label_metrics, number_metrics
 Pictures = list[tuple[str, str]]
 MetricValues = dict[str, dict[str, Metric]]
 IMAGE = '<img alt="{{ title }}" style="max-width: 100%" src="data:image/png;base64,{{ content }}">'
-PAGE = (
+# The beginning of every page about an evaluation.
+HEADING = (
     page_head("Evaluation · {{ e.model.name }}")
     + """\
 </head>
@@ -36,6 +37,11 @@ PAGE = (
 <main>
 <header>
 <p class="eyebrow">Evaluation · {{ e.model.name }} · {{ e.made }} · stays at this site</p>
+"""
+)
+PAGE = (
+    HEADING
+    + """\
 <h1>{{ e.count }} records.</h1>
 <p>{% if e.adapted %}The model is this site's own version of the shared one. {% endif %}
 {{ e.records | capitalize }}{% if e.left_out %}; {{ e.left_out }} more cannot be used{% endif %}.
