@@ -550,10 +550,11 @@ def test_a_log_that_cannot_be_opened_names_the_setting(
         (OSError("odd"), "OSError"),
     ):
 
-        def fails(*_: Any, error: OSError = error, **__: Any) -> Any:
-            raise error
+        class Fails(requests.RotatingFileHandler):
+            def __init__(self, *_: Any, error: OSError = error, **__: Any) -> None:
+                raise error
 
-        monkeypatch.setattr(requests, "RotatingFileHandler", fails)
+        monkeypatch.setattr(requests, "RotatingFileHandler", Fails)
         with pytest.raises(StorageError, match=words):
             requests._open_log(NodeConfig(state_dir=str(tmp_path / words)))
     assert json.dumps(sorted(each.name for each in tmp_path.iterdir())) == (
