@@ -67,7 +67,7 @@ MOST_LINES, MOST_PARAMETERS = 500, 7
 # Functions that take all settings of a run, or a request or a training that holds them, read at most
 # two values, and never pass them on. Those that remain are called alike with others that read more,
 # as plans and what plans name are; read more of the settings than the rule sees; or read them twice.
-MOST_TAKERS = 9
+MOST_TAKERS = 7
 HEAVY = (
     "torchvision",
     "open_clip",
