@@ -6,7 +6,7 @@ site, message by message.
 REV is HEAD~1 if it is not given. Its files are unpacked into a temporary folder. Then two
 processes, one with these files and one with the checkout's, run every method over three sites in
 one process, on the same records of the digits, with one thread, with and without privacy, and in
-secure aggregation where the method has them. What is drawn from the operating system follows from the run,
+secure aggregation where its settings are not refused. What is drawn from the operating system follows from the run,
 so noise of privacy and keys are the same too. Compared are the digest of the run, the planned bytes
 as `coordinator plan` gives them, the payload of every request and of every reply, and the tensors
 of the learned model. Prints a table by run; exits with 1 if anything differs, or if only one of the
@@ -27,8 +27,9 @@ import random
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -69,26 +70,17 @@ SMALL: dict[str, Any] = {
     },
     **{"fedlap.images-per-class": 2, "fedlap.model": "linear", "fedlap.trust-radius": 2.0},
 }
-ALONE = (
-    *(
-        "kd",
-        "local",
-        "ensemble",
-        "ensemble-max",
-        "average",
-        "dsc",
-        "feddm",
-        "scaffold",
-        "dsfl",
-    ),
-    *("fedlambda", "knn-per", "fedrep"),
-)
-IN_SUMS = ("fedavg", "fedprox", "fedyogi", "fedsgd")
+# What every method runs in, where its settings are not refused.
+SITUATIONS: dict[str, dict[str, Any]] = {
+    "": {},
+    "private": BUDGET,
+    "secure aggregation": SUM,
+    "private secure aggregation": SUM | BUDGET,
+}
 GRAM: dict[str, Any] = {"fedpft.covariance": "gram"}
-# By name: settings. The part of a name before a comma is the method, or the kind of a run that
-# counts.
+# Further runs by name: settings. The part of a name before a comma is the method, or the kind of a
+# run that counts.
 RUNS: dict[str, dict[str, Any]] = {
-    "fedpft": {},
     **{
         f"fedpft, {each}": {"fedpft.covariance": each}
         for each in ("full", "diag", "spherical", "gram")
@@ -96,28 +88,15 @@ RUNS: dict[str, dict[str, Any]] = {
     "fedpft, mixtures": {"fedpft.components": 2},
     "fedpft, 8 bits": {"fedpft.bits": 8, "fedpft.rank": 4},
     "fedpft, chain": {"fedpft.topology": "chain", "fedpft.covariance": "diag"},
-    "fedpft, private": BUDGET,
     "fedpft, private diag": BUDGET | {"fedpft.covariance": "diag"},
     "fedpft, private mixtures": BUDGET | {"fedpft.components": 2},
     "fedpft, theorem 4.1": BUDGET
     | {"fedpft.privacy": "theorem-4.1", "fedpft.covariance": "diag", "epsilon": 1.0},
     "fedpft, private chain": BUDGET
     | {"fedpft.topology": "chain", "fedpft.covariance": "spherical"},
-    "fedpft, secure aggregation": SUM | GRAM,
-    "fedpft, private secure aggregation": SUM | BUDGET | GRAM,
-    **{name: {} for name in (*ALONE, *IN_SUMS)},
-    **{f"{name}, secure aggregation": SUM for name in IN_SUMS},
+    "fedpft, secure aggregation of gram": SUM | GRAM,
+    "fedpft, private secure aggregation of gram": SUM | BUDGET | GRAM,
     "fedavg, hidden layer": {"fedavg.model": "mlp", "fedavg.width": 8},
-    **{name: {} for name in ("fedlap", "dpcvae", "dpcgan")},
-    **{
-        f"{name}, private": BUDGET
-        for name in ("fedlap", "psg", "dpcvae", "dpcgan", "dp-fedavg", "dp-fedprox")
-    },
-    **{f"{name}, secure aggregation": SUM for name in ("dpcvae", "dpcgan")},
-    **{
-        f"{name}, private secure aggregation": SUM | BUDGET
-        for name in ("dpcvae", "dp-fedavg", "dp-fedprox")
-    },
     "dp-fedavg, private secure aggregation of DP-SGD": SUM | BUDGET | {"fedavg.noise": "site"},
     "survey": {"classes": NAMED},
     "survey, private": BUDGET,
@@ -162,10 +141,19 @@ def _imported(module: str) -> ModuleType:
         return import_module(module)
 
 
+def runs_of(methods: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Settings by name: these methods in every situation that does not refuse them, and RUNS."""
+    parse, refusal = _imported("common.run").parse_run, _imported("common.errors").ConfigError
+    found = {}
+    for method, (situation, settings) in product(methods, SITUATIONS.items()):
+        with contextlib.suppress(refusal):
+            parse(SMALL | settings | {"method": method})
+            found[f"{method}, {situation}".rstrip(", ")] = settings
+    return found | RUNS
+
+
 def measured(only: list[str], home: Path) -> Found:
-    """What the files that this process imports give for each run; "methods" are those that they
-    have.
-    """
+    """What the files that this process imports give for each run."""
     import torch
 
     drawn = Drawn()
@@ -176,9 +164,9 @@ def measured(only: list[str], home: Path) -> Found:
     known = registry.METHODS
     # Another installation of the project must not answer for these files.
     assert Path(str(registry.__file__)).is_relative_to(Path.cwd()), registry.__file__
-    found: Found = {"methods": dict.fromkeys(known, "")}
+    found: Found = {}
     models: dict[str, bytes] = {}
-    for name, settings in RUNS.items():
+    for name, settings in runs_of(known).items():
         kind = name.partition(",")[0]
         if only and kind not in only and name not in EVALUATED.values():
             continue
@@ -320,17 +308,10 @@ def of_files(files: Path, only: list[str]) -> Found:
 def compared(before: Found, now: Found) -> list[tuple[str, ...]]:
     """A row for each run: its name, and for each column "same" or what differs."""
     rows = []
-    methods = [before.pop("methods"), now.pop("methods")]
-    unknown = {*methods[0], *methods[1]} - {name.partition(",")[0] for name in RUNS}
-    rows += [
-        (name, "DIFFERENT: a method without a run here, add one", "", "", "", "")
-        for name in sorted(unknown)
-    ]
-    rows += [
-        (name, "DIFFERENT: only one of the two has it", "", "", "", "")
-        for name in sorted(methods[0].keys() ^ methods[1].keys())
-    ]
-    for name in before:
+    for name in before | now:
+        if name not in before or name not in now:
+            rows.append((name, "DIFFERENT: only one of the two has it", "", "", "", ""))
+            continue
         pairs = [(before[name][column], now[name][column]) for column in COLUMNS]
         if all("Error: " in old and old == new for old, new in pairs):
             rows.append(

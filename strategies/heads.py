@@ -18,7 +18,6 @@ from fedsurrogate.common.models.classifiers import Classifier, Ensemble, Head, c
 from fedsurrogate.common.models.parameters import Parameters, average, check_update
 from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.run import Run
-from fedsurrogate.common.settings import Settings
 from fedsurrogate.common.surrogates.class_sums import Sums, lengths
 from fedsurrogate.common.surrogates.surrogates import Header, class_order
 from fedsurrogate.common.wire.model_proto import unpack_parameters
@@ -42,47 +41,40 @@ from .robustness.defence import cap_sums, caps, defend_heads
 UNKNOWN = -1e4
 
 
-def average_head(
-    updates: Sequence[Parameters], classes: tuple[str, ...], settings: Settings, defence: str
-) -> Head:
+def average_head(updates: Sequence[Parameters], classes: tuple[str, ...], defence: str) -> Head:
     """The mean of the sites' heads, weighted by records; with a defence of that name, their median
     or trimmed mean.
 
     Args:
         updates: weight (C_k, d) and bias (C_k,) of each site, for its own classes.
         classes: of the model, C.
-        settings: of the run; not used.
         defence: of the run, with "auto" resolved.
     """
     return _mean(updates, _aligned(updates, classes), defence)
 
 
-def ensemble(
-    updates: Sequence[Parameters], classes: tuple[str, ...], settings: Settings, defence: str
-) -> Ensemble:
+def ensemble(updates: Sequence[Parameters], classes: tuple[str, ...], defence: str) -> Ensemble:
     """The heads of all sites, whose probabilities are averaged.
 
     Args:
         updates: as in `average_head`.
         classes: as in `average_head`.
-        settings: not used.
         defence: not used.
     """
     return Ensemble(tuple(_aligned(updates, classes)))
 
 
 def highest_ensemble(
-    updates: Sequence[Parameters], classes: tuple[str, ...], settings: Settings, defence: str
+    updates: Sequence[Parameters], classes: tuple[str, ...], defence: str
 ) -> Ensemble:
     """The heads of all sites, of which the highest probability counts.
 
     Args:
         updates: as in `average_head`.
         classes: as in `average_head`.
-        settings: not used.
         defence: not used.
     """
-    return replace(ensemble(updates, classes, settings, defence), highest=True)
+    return replace(ensemble(updates, classes, defence), highest=True)
 
 
 def _aligned(updates: Sequence[Parameters], classes: tuple[str, ...]) -> list[Head]:
@@ -186,8 +178,7 @@ class Heads(OneShot[Parameters]):
         known = tuple(classes) or class_order(sent)
         defended = self.defend(sent, known)
         combine = load(self.config.plan.combination.learn)
-        own = self.config
-        return Learned(combine(defended.kept, known, own.settings, own.defence), defended)
+        return Learned(combine(defended.kept, known, self.config.defence), defended)
 
     def moved(self, sent: Parameters, frame: bytes) -> Parameters:
         """A head, or sums and means of features, in another frame; as in the base class."""

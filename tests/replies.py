@@ -4,12 +4,14 @@ makes of them.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
+from google.protobuf.message import DecodeError
 
 from fedsurrogate import Model
 from fedsurrogate.common import surrogate_pb2 as pb
@@ -72,6 +74,21 @@ def _replies(
             strategy._check(whole, None, name, group)
 
         yield own, pb.Surrogate if relayed else pb.Parameters, check
+
+
+def left_out(payload: bytes) -> int:
+    """Bytes of the zeros that tensors leave out, such as pixels that are always dark, without the bits
+    that mark the others; 0 for other messages.
+    """
+    try:
+        tensors = pb.Parameters.FromString(payload).tensors
+    except DecodeError:
+        return 0
+    return sum(
+        2 * math.prod(each.shape) - len(each.values.data) - len(each.kept)
+        for each in tensors
+        if each.kept
+    )
 
 
 def spoiled(payload: bytes, kind: type[Any]) -> Iterator[tuple[str, bytes]]:

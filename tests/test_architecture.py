@@ -67,7 +67,7 @@ MOST_LINES, MOST_PARAMETERS = 500, 7
 # Functions that take all settings of a run, or a request or a training that holds them, read at most
 # two values, and never pass them on. Those that remain are called alike with others that read more,
 # as plans and what plans name are; read more of the settings than the rule sees; or read them twice.
-MOST_TAKERS = 9
+MOST_TAKERS = 7
 HEAVY = (
     "torchvision",
     "open_clip",
@@ -349,6 +349,50 @@ def test_nothing_but_an_entry_point_imports_command_lines(folder: str) -> None:
 def test_a_file_and_a_folder_say_what_they_are_for(path: str) -> None:
     assert (ROOT / path).with_name("__init__.py").exists()
     assert path in GENERATED or ast.get_docstring(tree(path))
+
+
+# Parts of a docstring that name parameters and fields, and each name.
+NAMING = re.compile(r"^(?:Args|Attributes):\n((?:    .*\n?|\n)+)", re.MULTILINE)
+NAMED = re.compile(r"^    \*{0,2}(\w+):", re.MULTILINE)
+# Estimators have those of their base class.
+INHERIT = "fedsurrogate/_estimators.py"
+
+
+def unknown_names(source: ast.Module) -> list[str]:
+    """Names in docstrings that are no parameter of the function, and no field of the class."""
+    found = []
+    for node in ast.walk(source):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            names = {each.arg for each in ast.walk(node.args) if isinstance(each, ast.arg)}
+        elif isinstance(node, ast.ClassDef):
+            inner = list(ast.walk(node))
+            names = {each.arg for each in inner if isinstance(each, ast.arg)}
+            names |= {each.attr for each in inner if isinstance(each, ast.Attribute)}
+            stored = [each for each in inner if isinstance(each, ast.Name)]
+            names |= {each.id for each in stored if isinstance(each.ctx, ast.Store)}
+            names |= {each.name for each in node.body if isinstance(each, ast.FunctionDef)}
+        else:
+            continue
+        parts = NAMING.findall(ast.get_docstring(node) or "")
+        named = [name for part in parts for name in NAMED.findall(part)]
+        found += [f"{node.name}: {name}" for name in named if name not in names]
+    return found
+
+
+@holds_for(path for path in sources(*ROOMS) if path != INHERIT)
+def test_docstrings_name_parameters_and_fields_that_are_there(path: str) -> None:
+    assert not unknown_names(tree(path))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'def f(a, *b, c):\n    """S.\n\n    Args:\n        a: one.\n        *b: two.\n        d: three.\n    """',
+        'class f:\n    """S.\n\n    Attributes:\n        a: one.\n        d: two.\n    """\n\n    a: int = 0',
+    ],
+)
+def test_a_name_that_is_gone_is_found_in_a_docstring(source: str) -> None:
+    assert unknown_names(ast.parse(source)) == ["f: d"]
 
 
 def test_the_rules_see_what_they_look_for() -> None:

@@ -326,7 +326,7 @@ class Plan:
         head: how the coordinator finds the head, in words; empty if the method has no choice.
         counts: whether sites count records and nothing is learned.
         sent_by_solver: whether the head's solver decides what sites send.
-        own_mean: whether sites give the mean over a feature's own columns, and its length, a small
+        mean_over_columns: whether sites give the mean over a feature's own columns, and its length, a small
             weight before they clip it, where it has enough columns.
         ranges: whether sites may move and scale features from public ranges first.
         packages: optional packages that a site needs for the settings.

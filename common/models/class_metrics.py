@@ -313,7 +313,7 @@ class Drawn(NamedTuple):
     """A metric, and what an average over classes needs of it.
 
     Attributes:
-        measure: with its interval.
+        metric: with its interval.
         samples: of its bootstrap, (draws,), NaN where undefined.
         units: number of records or patients in the smaller of the groups that it compares.
     """

@@ -102,7 +102,7 @@ class Head(Classifier):
         centre: (d,), subtracted from features; None if there is none.
         projection: (k, d), features become projection @ x; None if there is none.
         target: what the scores mean where they are not of classes, as JSON; empty for classes.
-        own_mean: what features keep of their mean over columns and of their length, see `weigh_mean_over_columns`.
+        mean_over_columns: what features keep of their mean over columns and of their length, see `weigh_mean_over_columns`.
 
     Example:
         >>> from fedsurrogate.common.surrogates.surrogates import Header

@@ -95,7 +95,7 @@ class Mechanism:
         clip: features x were divided by max(|x|, clip), or gradients shortened to it.
         noise: standard deviation and sensitivity of each released statistic.
         centre: what was subtracted before the clip: the digest of a public mean, or what
-            `own_mean.stated` says of the mean over columns; or empty.
+            `shares.stated` says of the mean over columns; or empty.
         releases: what they cost.
 
     Example:

@@ -110,7 +110,7 @@ def warn(warnings: Sequence[str], on_event: OnEvent) -> None:
     """Report warnings about a run that has not started, as events.
 
     Args:
-        remarks: one sentence each.
+        warnings: one sentence each.
         on_event: takes each event.
     """
     for each in warnings:
@@ -480,7 +480,7 @@ def admission(
 
     Args:
         audited: Whether the audit log gets a line.
-        papers: As for `audit_file`.
+        credentials: As for `audit_file`.
 
     Returns:
         A function of the SHA-256 of the run's bundle and of its settings. It raises RunError for

@@ -142,7 +142,7 @@ def settle(
     """The largest group of sites with one backbone.
 
     Args:
-        introduced: the sites' identifications by node.
+        identified: the sites' identifications by node.
         wanted: classes of the settings; empty for those of all sites.
         fingerprint: of the settings' backbone; empty for the most common one.
         private: whether sites pay for the run, so that without a fingerprint all must have the same

@@ -338,7 +338,7 @@ class Decided:
         alike: whether class means agree without the few sites that differ most.
         out: sites that are left out, in this order.
         limit: the harm above which a site is left out.
-        measure: what harm is a share of, in words.
+        metric: what harm is a share of, in words.
     """
 
     weights: Tensor

@@ -10,7 +10,7 @@ from fedsurrogate.common.methods import METHODS
 
 def found(**changed: str) -> dict[str, dict[str, Any]]:
     row = dict.fromkeys(same_as_before.COLUMNS, "3 messages, 10 bytes, abc")
-    return {"methods": dict.fromkeys(METHODS, ""), "fedpft": row | changed}
+    return {"fedpft": row | changed}
 
 
 def test_equal_bytes_are_the_same() -> None:
@@ -32,11 +32,18 @@ def test_a_run_that_fails_in_both_and_a_method_of_only_one_are_no_success() -> N
     failed = dict.fromkeys(same_as_before.COLUMNS, "RunError: quorum missed")
     ((_, cell, *_),) = same_as_before.compared(found(**failed), found(**failed))
     assert "neither can run it: RunError: quorum missed" in cell
-    more = found()
-    more["methods"]["fedxyz"] = ""
-    rows = same_as_before.compared(found(), more)
-    assert sum(row[0] == "fedxyz" and row[1].startswith("DIFFERENT") for row in rows) == 2
+    more = found() | {"fedxyz": found()["fedpft"]}
+    for pair in ((found(), more), (more, found())):
+        assert [row[:2] for row in same_as_before.compared(*pair)] == [
+            ("fedpft", "same"),
+            ("fedxyz", "DIFFERENT: only one of the two has it"),
+        ]
 
 
-def test_every_method_has_a_run() -> None:
-    assert {name.partition(",")[0] for name in same_as_before.RUNS} >= set(METHODS)
+def test_every_method_runs_in_each_situation_that_it_supports() -> None:
+    names = set(same_as_before.runs_of(METHODS))
+    assert names >= same_as_before.RUNS.keys()
+    assert names >= {name for name, each in METHODS.items() if not each.needs_budget}
+    assert names >= {f"{name}, private" for name, each in METHODS.items() if each.private}
+    assert {"fedprox, secure aggregation", "dp-fedavg, private secure aggregation"} <= names
+    assert not {"fedprox, private", "psg", "scaffold, secure aggregation"} & names

@@ -275,6 +275,11 @@ WRONG: tuple[Flat, ...] = (
     {"method": "dpcvae", "epsilon": 1.0, "delta": 1e-5, "dpcvae.noise-multiplier": 0.2},
     {"method": "fedavg", "fedavg.noise-multiplier": 1.0},
     {"method": "fedavg", "secure-aggregation": True},
+    # Each names the methods that support the setting.
+    {"method": "scaffold", "secure-aggregation": True},
+    EPSILON | {"method": "scaffold"},
+    {"method": "dpcvae", "features.ranges": "0,1"},
+    {"method": "average", "fedpft.order": "south,north"},
     SUMMED | {"max-share": 2.0},
     SUMMED | {"resume": "runs/x"},
     SUMMED | {"secure-aggregation-records": 10**9},

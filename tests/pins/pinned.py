@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ RENEW = "PYTHONPATH=. python tests/pins/renew.py --renew"
 DIGESTS = ("digest", "sum.context")
 CLOSE = 1e-9
 MOST_SHOWN = 25
+ANY = f"'(?:{'|'.join(facts.methods())})'"
+LISTED = re.compile(f"{ANY}(?:(?:, | or ){ANY})+")
 Pins = dict[str, Any]
 Found = facts.Facts | str
 
@@ -31,6 +34,14 @@ def consequences(settings: Mapping[str, Scalar]) -> Found:
         return str(error)
 
 
+def of_subject(settings: Mapping[str, Scalar]) -> Found:
+    """The same, but METHODS stands for a list of methods in a refusal: a new one then changes no pins of
+    others. `refusals` has each such list.
+    """
+    found = consequences(settings)
+    return LISTED.sub("METHODS", found) if isinstance(found, str) else found
+
+
 def pins_of_settings() -> dict[str, Pins]:
     """By subject: the facts of its run, and what every variation changes of them.
 
@@ -41,7 +52,7 @@ def pins_of_settings() -> dict[str, Pins]:
     """
     found: dict[str, Pins] = {}
     for name, settings, first in _with_first():
-        base = consequences(settings)
+        base = of_subject(settings)
         pins: Pins = {"settings": combinations.as_text(settings), "base": _delta(first, base)}
         if isinstance(base, str):
             found[name] = pins
@@ -50,7 +61,7 @@ def pins_of_settings() -> dict[str, Pins]:
         changed: Pins = {}
         refused: dict[str, list[str]] = {}
         for variation in combinations.variations(name, settings):
-            what, now = combinations.as_text(variation), consequences(settings | variation)
+            what, now = combinations.as_text(variation), of_subject(settings | variation)
             if isinstance(now, str):
                 refused.setdefault(now, []).append(what)
             elif (delta := _delta(base, now)).keys() == {name for name in DIGESTS if name in base}:
@@ -69,7 +80,7 @@ def _with_first() -> Iterator[tuple[str, combinations.Flat, facts.Facts]]:
     for name, settings in combinations.subjects(facts.methods(), facts.kinds_of_counts()):
         method = name.partition(",")[0]
         yield name, settings, firsts.get(method, {})
-        base = consequences(settings)
+        base = of_subject(settings)
         if method not in firsts and not isinstance(base, str):
             firsts[method] = base
 

@@ -16,7 +16,6 @@ from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.models.classifiers import Ensemble
 from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.settings import Settings
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.strategies.base.collection import Unrecorded
 from fedsurrogate.strategies.heads import Heads, average_head, ensemble, highest_ensemble
@@ -33,7 +32,6 @@ SITES = st.lists(
     min_size=1,
     max_size=4,
 )
-SETTINGS = Settings(method="average")
 
 
 def updates(sites: list[tuple[list[str], int]], seed: int) -> list[Parameters]:
@@ -64,7 +62,7 @@ def test_the_average_is_that_of_each_class_by_its_name(
     sites: list[tuple[list[str], int]], seed: int
 ) -> None:
     given_ = updates(sites, seed)
-    found = average_head(given_, CLASSES, SETTINGS, "none")
+    found = average_head(given_, CLASSES, "none")
     assert found.header == Header("average", "r", "coordinator", "f", CLASSES)
     share = torch.tensor([float(each.records) for each in given_])
     share /= share.sum()
@@ -83,7 +81,7 @@ def test_an_ensemble_has_the_mean_or_the_most_that_a_site_says_of_its_own_classe
     sites: list[tuple[list[str], int]], seed: int
 ) -> None:
     given_ = updates(sites, seed)
-    model = ensemble(given_, CLASSES, SETTINGS, "none")
+    model = ensemble(given_, CLASSES, "none")
     assert isinstance(model, Ensemble)
     x = torch.randn(5, 3, generator=torch.Generator().manual_seed(seed))
     wanted, most = torch.zeros(5, 4), torch.zeros(5, 4)
@@ -96,7 +94,7 @@ def test_an_ensemble_has_the_mean_or_the_most_that_a_site_says_of_its_own_classe
         wanted += scores.softmax(1) / len(given_)
         most = torch.maximum(most, scores.softmax(1))
     torch.testing.assert_close(model.scores(x).exp(), wanted, rtol=1e-4, atol=1e-5)
-    highest = highest_ensemble(given_, CLASSES, SETTINGS, "none")
+    highest = highest_ensemble(given_, CLASSES, "none")
     torch.testing.assert_close(highest.scores(x).exp(), most, rtol=1e-4, atol=1e-5)
 
 

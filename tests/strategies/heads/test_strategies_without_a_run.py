@@ -57,7 +57,7 @@ def test_the_rule_of_the_method_gets_what_the_defence_keeps(
     defended = strategy.defend(sent, known)
     assert (len(defended.kept) < len(sent)) == (defence == "screen")
     assert learned.defended.capped == defended.capped != {}
-    wanted = average_head(defended.kept, known, strategy.config.settings, defence)
+    wanted = average_head(defended.kept, known, defence)
     assert isinstance(learned.model, Head)
     assert learned.model.header.classes == known
     assert torch.equal(learned.model.weight, wanted.weight)
