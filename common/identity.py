@@ -53,8 +53,8 @@ NO_VALUE = frozenset(
         "null",
     }
 )
-# A whole number as libraries write it in a column of floating point.
-WHOLE = re.compile(r"(-?)(0|[1-9][0-9]*)\.0+")
+# A whole number as libraries write it in a column of floating point, also rounded to "-0".
+WHOLE = re.compile(r"(-?)(0|[1-9][0-9]*)(?:\.0+)?")
 
 # Of names that people decide by: letters, the marks on them, digits; and signs beside them.
 PLAIN = ("Lu", "Ll", "Lo", "Lt", "Mn", "Mc", "Nd")

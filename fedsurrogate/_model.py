@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from fedsurrogate.common.backbones.backbones import Backbone
 from fedsurrogate.common.backbones.networks import options_of
 from fedsurrogate.common.backbones.power_transform import power_in, raised, with_power
 from fedsurrogate.common.errors import BackboneError, ConfigError, DataError
+from fedsurrogate.common.identity import likely_one_warnings
 from fedsurrogate.common.models.classifiers import Classifier, scores_alone
 from fedsurrogate.common.signed_models.signed_model import SignedModel
 from fedsurrogate.common.wire.model_proto import save_model
@@ -58,6 +60,9 @@ class Model:
         self.classifier = classifier
         self.suspects = suspects or {}
         self.classes_: Any = in_own_type(classifier.header.classes, *values)
+        # Of a file somebody has decided already.
+        for each in likely_one_warnings(classifier.header.classes if values else ()):
+            warnings.warn(each, stacklevel=3)
 
     def predict(self, features: Array) -> Any:
         """Class of each record; of a model of another target its number, the probability of each
