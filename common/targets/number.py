@@ -34,7 +34,7 @@ MOST_CLIPPED = 0.01
 WITHIN = 1.959963984540054
 GROUPS = 5
 # Share of a sum of squares up to which its last digits may be wrong.
-LOST = 1e-10
+LOST = 1e-12
 # The second derivative is one. With an offset steps at a site diverge from 1 on, and joint ones with
 # momentum from 3.5 on.
 RATES = LearningRates(1.0, 0.3, 3.0)
