@@ -75,6 +75,9 @@ TRUTHS = (
     frozenset({"yes", "no"}),
     frozenset({"present", "absent"}),
     frozenset({"positive", "negative"}),
+    frozenset({"pos", "neg"}),
+    frozenset({"y", "n"}),
+    frozenset({"t", "f"}),
 )
 
 ROUNDED = re.compile(r"[0-9]([.,][0-9]+)?[eE]\+[0-9]+")
@@ -263,9 +266,11 @@ def check_one_truth(lists: Iterable[Collection[str]]) -> None:
     known = [sorted(set(each)) for each in lists]
     for own in known:
         if write_other_truths(known[0], own):
+            named = f"the classes {', '.join(known[0])}"
+            named += "" if own == known[0] else f" of one site and {', '.join(own)} of another"
             raise DataError(
-                f"the classes {', '.join(known[0])} of one site and {', '.join(own)} of another are "
-                "likely the same in other words; write the same names at all sites, or set classes"
+                f"{named} are likely the same in other words; write the same names at all sites, or "
+                "set classes"
             )
 
 

@@ -239,7 +239,20 @@ def test_truth_values_have_one_reading(
 
 
 @pytest.mark.parametrize(
-    "name", ["labels.xlsx", "Labels.XLS", "labels.ods", "labels.csv.gz", "labels.feather"]
+    "name",
+    [
+        "labels.xlsx",
+        "Labels.XLS",
+        "labels.ods",
+        "labels.csv.gz",
+        "labels.feather",
+        # As Hugging Face names classes beside folders of images, and as pandas compresses and stores.
+        "metadata.jsonl",
+        "labels.csv.bz2",
+        "Labels.TSV.XZ",
+        "labels.pkl",
+        "labels.json.zst",
+    ],
 )
 @pytest.mark.parametrize("kind", ["imagefolder", "dicom"])
 def test_a_table_that_is_not_read_is_not_passed_over(name: str, kind: str, tmp_path: Path) -> None:

@@ -27,9 +27,12 @@ WORDS: dict[str, Any] = {
     "texts": np.array(["no", "yes"]),
     "capitals": np.array(["No", "Yes"]),
     "findings": np.array(["absent", "present"]),
+    "letters": np.array(["N", "Y"]),
+    "short": np.array(["neg", "pos"]),
 }
 SAME = [("numbers", "floats"), ("truth", "truth"), ("texts", "texts")]
 OTHER = [("truth", "numbers"), ("floats", "texts"), ("texts", "capitals"), ("truth", "findings")]
+OTHER += [("texts", "letters"), ("short", "numbers")]
 
 
 @pytest.mark.parametrize(("first", "second"), [*SAME, *OTHER])
@@ -51,6 +54,12 @@ def test_two_classes_never_become_four(
         return
     with pytest.raises(FedSurrogateError, match=r"likely the same in other words; write the same"):
         run()
+
+
+def test_one_site_that_writes_both_ways_is_not_called_two(tmp_path: Path) -> None:
+    labels = np.array(["no", "Yes", "yes"])[np.arange(N) % 3]
+    with pytest.raises(FedSurrogateError, match="classes Yes, no, yes are likely the same"):
+        fs.simulate([(X, labels)], output_dir=tmp_path)
 
 
 names = st.sampled_from(["0", "1", "True", "False", "yes", "Yes", "no", "mild", "2", "absent"])
