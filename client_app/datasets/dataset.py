@@ -176,6 +176,8 @@ def _loaded(source: DataSource, seed: int) -> list[Dataset]:
     if source.noisy:
         all_records = [once(each, source.patients_protected) for each in all_records]
     classes = source.classes or _common_classes(all_records)
+    if source.whole:
+        classes = tuple(dict.fromkeys([*classes, *(n for own in all_records for n in own.labels)]))
     return [
         _assemble(source, name or source.kind, records, classes, seed)
         for name, records in zip(names, all_records, strict=True)
@@ -312,7 +314,9 @@ def _assemble(
         strata = labels if groups is None else groups
         is_train = stratified_split(strata, source.test_fraction, seed, records.patients)
     drawn = records.is_train is None
-    rows, records = (None, records) if source.noisy else without_leaks(records, is_train)
+    rows = None
+    if not (source.noisy or source.whole):
+        rows, records = without_leaks(records, is_train)
     if rows is not None:
         records = only(records, rows)
         labels, is_train, kept = labels[rows], is_train[rows], kept[rows]
