@@ -126,7 +126,7 @@ class DataSource:
     @property
     def _others(self) -> dict[str, str]:
         return {
-            self.site_column: "site-column",
+            self.site_column: "--by" if self.whole else "site-column",
             self.patient_column: "patient-column",
             self.bags or "": "bag-column",
         }

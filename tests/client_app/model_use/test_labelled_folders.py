@@ -11,9 +11,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 from safetensors.torch import save_file
 from sklearn.metrics import accuracy_score
 
+from fedsurrogate.client_app.datasets.dataset import DataSource, load_all
 from fedsurrogate.client_app.model_use.evaluation import evaluate
 from fedsurrogate.client_app.model_use.held_out import Source, held_out
 from fedsurrogate.client_app.model_use.thresholds import Wish
@@ -75,3 +77,16 @@ def test_a_class_that_the_model_does_not_know_is_named(
         held_out(model, NodeConfig(), source)
     held = held_out(model, NodeConfig(), replace(source, known_only=True))
     assert (len(held.labels), held.left_out) == (10, 5)
+
+
+def test_a_column_that_is_not_there_is_named_by_its_option(tmp_path: Path) -> None:
+    model = make_signed_model(head(1), parse_run({}), None, "1", 2, KEY)
+    write(tmp_path, "all", [0, 1, 2] * 5, "a,b,c", 15)
+    source = Source(str(tmp_path), "safetensors", columns=("ward",))
+    with pytest.raises(DataError, match="^--by = 'ward': safetensors files .*; leave it out"):
+        held_out(model, NodeConfig(), source)
+    (tmp_path / "all.safetensors").unlink()
+    Image.new("RGB", (2, 2)).save(tmp_path / "1.png")
+    (tmp_path / "labels.csv").write_text("path,label\n1.png,a\n")
+    with pytest.raises(DataError, match="'ward'.*correct --by"):
+        list(load_all(DataSource("imagefolder", str(tmp_path), site_column="ward", whole=True), 0))
