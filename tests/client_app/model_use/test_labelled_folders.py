@@ -83,10 +83,10 @@ def test_a_column_that_is_not_there_is_named_by_its_option(tmp_path: Path) -> No
     model = make_signed_model(head(1), parse_run({}), None, "1", 2, KEY)
     write(tmp_path, "all", [0, 1, 2] * 5, "a,b,c", 15)
     source = Source(str(tmp_path), "safetensors", columns=("ward",))
-    with pytest.raises(DataError, match="^--by = 'ward': safetensors files .*; leave it out"):
+    with pytest.raises(DataError, match=r"^--by = 'ward': safetensors files .*; leave it out"):
         held_out(model, NodeConfig(), source)
     (tmp_path / "all.safetensors").unlink()
     Image.new("RGB", (2, 2)).save(tmp_path / "1.png")
     (tmp_path / "labels.csv").write_text("path,label\n1.png,a\n")
-    with pytest.raises(DataError, match="'ward'.*correct --by"):
+    with pytest.raises(DataError, match=r"'ward'.*correct --by"):
         list(load_all(DataSource("imagefolder", str(tmp_path), site_column="ward", whole=True), 0))
