@@ -255,10 +255,10 @@ def write_other_truths(own: Collection[str], other: Collection[str]) -> bool:
 
 
 def check_one_truth(lists: Iterable[Collection[str]]) -> None:
-    """Refuse sites of which two say yes and no in different ways.
+    """Refuse lists of which two say yes and no in different ways.
 
     Args:
-        lists: of classes, one of each site.
+        lists: of classes, such as one of each site.
 
     Raises:
         DataError: with two of the lists.
@@ -267,10 +267,10 @@ def check_one_truth(lists: Iterable[Collection[str]]) -> None:
     for own in known:
         if write_other_truths(known[0], own):
             named = f"the classes {', '.join(known[0])}"
-            named += "" if own == known[0] else f" of one site and {', '.join(own)} of another"
+            named += "" if own == known[0] else f" in one place and {', '.join(own)} in another"
             raise DataError(
-                f"{named} are likely the same in other words; write the same names at all sites, or "
-                "set classes"
+                f"{named} are likely the same in other words; write the same names everywhere, or set "
+                "classes"
             )
 
 

@@ -36,13 +36,18 @@ OTHER += [("texts", "letters"), ("short", "numbers")]
 
 
 @pytest.mark.parametrize(("first", "second"), [*SAME, *OTHER])
-@pytest.mark.parametrize("entrance", ["learn", "simulate", "fedavg"])
+@pytest.mark.parametrize("entrance", ["learn", "simulate", "fedavg", "score"])
 def test_two_classes_never_become_four(
     first: str, second: str, entrance: str, tmp_path: Path
 ) -> None:
     labels = [WORDS[first][HALF], WORDS[second][HALF]]
 
     def run() -> Any:
+        if entrance == "score":
+            # Each record would be wrong.
+            model = fs.learn([fs.fit(X, labels[0])])
+            assert model.score(X, labels[1]) == model.score(X, labels[0])
+            return model
         if entrance == "learn":
             return fs.learn([fs.fit(X, y, site=site) for y, site in zip(labels, "ab", strict=True)])
         more = {"method": "fedavg", "fedavg__rounds": 1} if entrance == "fedavg" else {}
