@@ -622,7 +622,10 @@ def number_in(cell: object) -> float | None:
         text = name_of(cell)
         if text is None:
             return float("nan")
-        return TRUTHS[text.casefold()] if text.casefold() in TRUTHS else float(text)
+        # Python alone reads 1_2 as a number.
+        return (
+            TRUTHS[text.casefold()] if text.casefold() in TRUTHS else float(text.replace("_", "?"))
+        )
     except (TypeError, ValueError, OverflowError):
         return None
 

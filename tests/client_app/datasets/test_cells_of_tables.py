@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from safetensors.torch import save_file
@@ -28,7 +28,7 @@ from torch import Tensor
 
 from fedsurrogate.client_app.datasets.dataset import Dataset, DataSource, load
 from fedsurrogate.client_app.datasets.schema import Schema, read_schema
-from fedsurrogate.client_app.datasets.tables import csv_header
+from fedsurrogate.client_app.datasets.tables import csv_header, number_in
 from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.settings.base import Scalar
@@ -236,6 +236,19 @@ def test_truth_values_have_one_reading(
     assert found.values is not None
     wanted = np.array([[1], [0], [np.nan], [1], [0], [1], [0], [1]])
     assert np.array_equal(found.values.numpy(), wanted, equal_nan=True)
+
+
+@settings(deadline=None)
+@given(st.text(st.sampled_from("0123456789_.,eE+-"), min_size=1, max_size=8))
+@example("1_2")
+def test_a_text_is_the_number_that_pandas_reads(text: str) -> None:
+    found = number_in(text)
+    try:
+        wanted = float(pd.to_numeric(text))
+    except (ValueError, TypeError):
+        assert found is None
+        return
+    assert found == pytest.approx(wanted, rel=1e-12)
 
 
 @pytest.mark.parametrize(
