@@ -88,5 +88,9 @@ def test_a_column_that_is_not_there_is_named_by_its_option(tmp_path: Path) -> No
     (tmp_path / "all.safetensors").unlink()
     Image.new("RGB", (2, 2)).save(tmp_path / "1.png")
     (tmp_path / "labels.csv").write_text("path,label\n1.png,a\n")
+    by = DataSource("imagefolder", str(tmp_path), site_column="ward", whole=True)
     with pytest.raises(DataError, match=r"'ward'.*correct --by"):
-        list(load_all(DataSource("imagefolder", str(tmp_path), site_column="ward", whole=True), 0))
+        load_all(by, 0)
+    (tmp_path / "labels.csv").write_text("path,label,ward\n1.png,a,\n")
+    with pytest.raises(DataError, match=r"1 of 1 records have no value for --by \('ward'"):
+        load_all(by, 0)
