@@ -39,7 +39,6 @@ from fedsurrogate.common.wire.model_proto import load_model
 from fedsurrogate.server_app.deployment.submit import OnEvent
 from fedsurrogate.server_app.monitoring.watch import Progress
 from fedsurrogate.server_app.report.build import write_report
-from fedsurrogate.server_app.report.quality_view import OF_NO_CLASS
 from fedsurrogate.server_app.runs.scores import (
     AUROC,
     BALANCED,
@@ -178,8 +177,6 @@ class Result:
     def __repr__(self) -> str:
         accuracy, used = self._accuracy(), self.metrics["sites"]["used"]
         shown = "accuracy unknown" if accuracy is None else in_words(scores_of(self.metrics))
-        if others := self.metrics.get("quality", {}).get("unknown"):
-            shown += f", {others} {OF_NO_CLASS}"
         if measured := self.metric_values:
             output, values = next(iter(measured.items()))
             shown = f"{output}: " + ", ".join(f"{key} {each:.4g}" for key, each in values.items())

@@ -113,10 +113,6 @@ def quality_view(run: RunFolder) -> QualityView | None:
     )
 
 
-# Of records.
-OF_NO_CLASS = "test records are of classes that the model does not know: only accuracy counts them"
-
-
 def words_of(found: ModelQuality) -> str:
     """Whose records they are, and what the majority baseline reaches.
 
@@ -150,8 +146,7 @@ def sentence_of(found: ModelQuality) -> str:
         value, limits = _in_words(found.averages[name]) if name in found.averages else ("", "")
         if value:
             parts.append(f"{short} {value}" + (f" ({limits})" if limits else ""))
-    line = ", ".join([*parts, f"majority baseline {percent(found.majority)}"])
-    return line + (f"; {found.unknown} {OF_NO_CLASS}" if found.unknown else "")
+    return ", ".join([*parts, f"majority baseline {percent(found.majority)}"])
 
 
 def _in_words(metric: Metric) -> tuple[str, str]:

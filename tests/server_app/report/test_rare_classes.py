@@ -20,11 +20,9 @@ from fedsurrogate.client_app.model_use.evaluation import evaluate
 from fedsurrogate.client_app.model_use.held_out import HeldOut
 from fedsurrogate.client_app.model_use.thresholds import Wish
 from fedsurrogate.common.errors import RunError
-from fedsurrogate.common.models.class_metrics import unpacked_quality
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.signed_models.signed_model import make_signed_model
 from fedsurrogate.server_app.report.build import write_report
-from fedsurrogate.server_app.report.quality_view import sentence_of
 from fedsurrogate.strategies.counting.results import PooledCounts, evaluation_result
 from tests.client_app.model_use.test_decisions import KEY, head, records
 
@@ -70,18 +68,34 @@ def test_a_run_and_its_entrances_count_a_rare_class(tmp_path: Path, rare: int) -
     assert "an AUROC of" in page
 
 
-def test_records_of_a_class_that_no_site_has_are_named_beside_the_scores(tmp_path: Path) -> None:
-    """Balanced accuracy of the other records would read as that of all."""
-    train, (x, y) = drawn({"ill": 40, "well": 40}, 0, 9.0), drawn({"ill": 9, "well": 9}, 1, 9.0)
-    y[:5] = "rare"
+@pytest.mark.parametrize("rare", [1, 5, 60])
+def test_records_of_a_class_that_no_site_has_are_wrong_in_every_score(
+    tmp_path: Path, rare: int
+) -> None:
+    """The model gives it a probability of zero, as one whose class noise has hidden."""
+    train, (x, y) = drawn({"ill": 40, "well": 40}, 0), drawn({"ill": 50, "well": 50}, 1)
+    y[:rare] = "rare"
     result = fs.simulate([train], test=(x, y), output_dir=tmp_path)
-    assert result.accuracy == pytest.approx(sk.accuracy_score(y, result.model.predict(x)))
-    quality = unpacked_quality(json.dumps(result.metrics["quality"]))
-    for line in (repr(result), sentence_of(quality)):
-        assert "5 test records are of classes that the model does not know" in line
-    x, y = drawn({"ill": 9, "well": 9}, 1, 9.0)
-    result = fs.simulate([train], test=(x, y), output_dir=tmp_path)
-    assert "does not know" not in repr(result)
+    decided, classes = result.model.predict(x), ["ill", "well", "rare"]
+    chance = np.hstack([result.model.predict_proba(x), np.zeros((len(x), 1))])
+    quality = result.metrics["quality"]
+    assert (quality["records"], quality["classes"]) == (100, classes)
+    expected = {
+        "balanced_accuracy": sk.balanced_accuracy_score(y, decided),
+        "accuracy": sk.accuracy_score(y, decided),
+        "macro_f1": sk.f1_score(y, decided, average="macro"),
+        "macro_auroc": np.mean(
+            [sk.roc_auc_score(y == c, chance[:, k]) for k, c in enumerate(classes)]
+        ),
+    }
+    for name, value in expected.items():
+        assert quality["averages"][name]["value"] == pytest.approx(value, abs=2e-6)
+    scores = (result.auroc, result.balanced_accuracy, result.accuracy, result.majority)
+    wanted = [expected[name] for name in ("macro_auroc", "balanced_accuracy", "accuracy")]
+    assert scores == pytest.approx(
+        (*wanted, np.unique(y, return_counts=True)[1].max() / 100), abs=2e-6
+    )
+    assert "rare" in write_report(result.folder).read_text()
 
 
 def test_an_undefined_score_is_refused_with_its_name(tmp_path: Path) -> None:
