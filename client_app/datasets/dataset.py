@@ -312,7 +312,11 @@ def _assemble(
         groups = source.target.groups(records.values)
     if is_train is None:
         strata = labels if groups is None else groups
-        is_train = stratified_split(strata, source.test_fraction, seed, records.patients)
+        how = source.test_fraction, seed, records.patients
+        is_train = stratified_split(strata, *how)
+        if groups is not None and is_train.all():
+            # As many groups of a target as there are cells may each be too small for a share.
+            is_train = stratified_split(torch.zeros_like(groups), *how)
     drawn = records.is_train is None
     rows = None
     if not (source.noisy or source.whole):

@@ -238,6 +238,24 @@ def test_truth_values_have_one_reading(
     assert np.array_equal(found.values.numpy(), wanted, equal_nan=True)
 
 
+@settings(deadline=None, max_examples=20)
+@given(st.integers(5, 60), st.sampled_from(["residuals", "cells"]), st.integers(0, 9))
+def test_few_times_are_tested_too(count: int, head: str, seed: int) -> None:
+    """Each cell of time and event has one or two records, of which a fifth is none."""
+    random = np.random.default_rng(seed)
+    flat = {"task": "survival", "time-column": "t", "event-column": "d", "horizon": 10.0}
+    target = parse_run({**flat, "time-unit": "years", "time-head": head}).target
+    with TemporaryDirectory() as folder:
+        content = {
+            "x": torch.from_numpy(random.normal(size=(count, 2))),
+            "t": torch.linspace(0.1, 9.9, count),
+            "d": torch.from_numpy(random.integers(0, 2, count)),
+        }
+        save_file(content, Path(folder) / "all.safetensors")
+        found = load(DataSource("safetensors", folder, target=target), 0)
+    assert 0 < (~found.is_train).sum() <= max(1, 0.4 * count)
+
+
 @settings(deadline=None)
 @given(st.text(st.sampled_from("0123456789_.,eE+-"), min_size=1, max_size=8))
 @example("1_2")
