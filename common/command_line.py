@@ -8,6 +8,7 @@ imported in functions.
 from __future__ import annotations
 
 import atexit
+import errno
 import gc
 import os
 import signal
@@ -328,6 +329,10 @@ def _keep_objects() -> None:
         gc.freeze()
 
 
+# A write names no file.
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
 def run_command(app: Callable[[], object]) -> None:
     """Run a command. An expected error becomes one line on stderr and exit code 1.
 
@@ -349,6 +354,9 @@ def run_command(app: Callable[[], object]) -> None:
 
         if why := no_room(error):
             print_error(f"error: {why}")
+            sys.exit(1)
+        if isinstance(error, OSError) and error.errno in FULL:
+            print_error(f"error: {error.strerror}; make room on the disk, or choose another folder")
             sys.exit(1)
         if not isinstance(error, OSError) or error.filename is None or error.strerror is None:
             raise

@@ -53,8 +53,8 @@ NO_VALUE = frozenset(
         "null",
     }
 )
-# A whole number as libraries write it in a column of floating point.
-WHOLE = re.compile(r"(-?)(0|[1-9][0-9]*)\.0+")
+# A whole number as libraries write it in a column of floating point, also rounded to "-0".
+WHOLE = re.compile(r"(-?)(0|[1-9][0-9]*)(?:\.0+)?")
 
 # Of names that people decide by: letters, the marks on them, digits; and signs beside them.
 PLAIN = ("Lu", "Ll", "Lo", "Lt", "Mn", "Mc", "Nd")
@@ -75,6 +75,9 @@ TRUTHS = (
     frozenset({"yes", "no"}),
     frozenset({"present", "absent"}),
     frozenset({"positive", "negative"}),
+    frozenset({"pos", "neg"}),
+    frozenset({"y", "n"}),
+    frozenset({"t", "f"}),
 )
 
 ROUNDED = re.compile(r"[0-9]([.,][0-9]+)?[eE]\+[0-9]+")
@@ -252,10 +255,10 @@ def write_other_truths(own: Collection[str], other: Collection[str]) -> bool:
 
 
 def check_one_truth(lists: Iterable[Collection[str]]) -> None:
-    """Refuse sites of which two say yes and no in different ways.
+    """Refuse lists of which two say yes and no in different ways.
 
     Args:
-        lists: of classes, one of each site.
+        lists: of classes, such as one of each site.
 
     Raises:
         DataError: with two of the lists.
@@ -263,9 +266,11 @@ def check_one_truth(lists: Iterable[Collection[str]]) -> None:
     known = [sorted(set(each)) for each in lists]
     for own in known:
         if write_other_truths(known[0], own):
+            named = f"the classes {', '.join(known[0])}"
+            named += "" if own == known[0] else f" in one place and {', '.join(own)} in another"
             raise DataError(
-                f"the classes {', '.join(known[0])} of one site and {', '.join(own)} of another are "
-                "likely the same in other words; write the same names at all sites, or set classes"
+                f"{named} are likely the same in other words; write the same names everywhere, or set "
+                "classes"
             )
 
 

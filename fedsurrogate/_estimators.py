@@ -22,6 +22,8 @@ from fedsurrogate._simulation import simulate
 from fedsurrogate._surrogate import fit, learn
 from fedsurrogate._targets import sent_at_once, table_of
 from fedsurrogate.common.errors import ConfigError, DataError
+from fedsurrogate.common.models.classifiers import target_of_model
+from fedsurrogate.common.targets.metrics import facts_of
 
 # Settings that say which records a site has, which `fit` decides here.
 OF_RECORDS = ("data", "data_dir", "dataset", "partition", "test_fraction", "output_dir", "bags")
@@ -416,11 +418,15 @@ class FederatedSurvival(Federation):
                 "give the time up to which all sites follow their records"
             )
         horizon = float(table[:, 0].max()) if self.horizon is None else self.horizon
+        if self.horizon is None and horizon == 0:
+            raise DataError(
+                "all times of y are 0; give horizon, the time up to which records are followed"
+            )
         own = {"horizon": horizon, "time_unit": self.time_unit, "time_head": self.time_head}
         settings = self._own_settings({**own, **COLUMNS})
         self.model_ = self._learned(X, table, sites, patients, {**settings, "task": "survival"})
-        named = [name for name in self.model_.answers(X[:1]) if name.startswith(SURVIVAL)]
-        self.unique_times_ = np.array([float(name.removeprefix(SURVIVAL)) for name in named])
+        facts = facts_of(target_of_model(self.model_.classifier))
+        self.unique_times_ = np.array(facts["edges"][1:])
         return self
 
     def predict(self, X: Array) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from fedsurrogate.common.backbones.backbones import Backbone
 from fedsurrogate.common.backbones.networks import options_of
 from fedsurrogate.common.backbones.power_transform import power_in, raised, with_power
 from fedsurrogate.common.errors import BackboneError, ConfigError, DataError
+from fedsurrogate.common.identity import check_one_truth, likely_one_warnings
 from fedsurrogate.common.models.classifiers import Classifier, scores_alone
 from fedsurrogate.common.signed_models.signed_model import SignedModel
 from fedsurrogate.common.wire.model_proto import save_model
@@ -58,6 +60,9 @@ class Model:
         self.classifier = classifier
         self.suspects = suspects or {}
         self.classes_: Any = in_own_type(classifier.header.classes, *values)
+        # Of a file somebody has decided already.
+        for each in likely_one_warnings(classifier.header.classes if values else ()):
+            warnings.warn(each, stacklevel=3)
 
     def predict(self, features: Array) -> Any:
         """Class of each record; of a model of another target its number, the probability of each
@@ -134,12 +139,14 @@ class Model:
             labels: class names or numbers, (n,); values of another target, (n,) or (n, k).
 
         Raises:
-            DataError: for features of another dimension, or another number of labels.
+            DataError: for features of another dimension, another number of labels, or labels that say
+                yes and no in other words than the model.
         """
         x, classes = self._features(features), self.classifier.header.classes
         if is_of_target(self.classifier):
             return score(self.classifier, x, labels)
         given = names_of(labels, len(x), known=classes).names
+        check_one_truth([classes, set(given)])
         right = [
             classes[guess] == name
             for guess, name in zip(self.classifier.predict(x).tolist(), given, strict=True)

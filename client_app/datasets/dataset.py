@@ -176,6 +176,8 @@ def _loaded(source: DataSource, seed: int) -> list[Dataset]:
     if source.noisy:
         all_records = [once(each, source.patients_protected) for each in all_records]
     classes = source.classes or _common_classes(all_records)
+    if source.whole:
+        classes = tuple(dict.fromkeys([*classes, *(n for own in all_records for n in own.labels)]))
     return [
         _assemble(source, name or source.kind, records, classes, seed)
         for name, records in zip(names, all_records, strict=True)
@@ -310,9 +312,15 @@ def _assemble(
         groups = source.target.groups(records.values)
     if is_train is None:
         strata = labels if groups is None else groups
-        is_train = stratified_split(strata, source.test_fraction, seed, records.patients)
+        how = source.test_fraction, seed, records.patients
+        is_train = stratified_split(strata, *how)
+        if groups is not None and is_train.all():
+            # As many groups of a target as there are cells may each be too small for a share.
+            is_train = stratified_split(torch.zeros_like(groups), *how)
     drawn = records.is_train is None
-    rows, records = (None, records) if source.noisy else without_leaks(records, is_train)
+    rows = None
+    if not (source.noisy or source.whole):
+        rows, records = without_leaks(records, is_train)
     if rows is not None:
         records = only(records, rows)
         labels, is_train, kept = labels[rows], is_train[rows], kept[rows]

@@ -74,7 +74,7 @@ def read_safetensors(source: DataSource, name: str, left: LeftOut) -> Records:
     """
     folder = folder_of(source, name)
     replace(source, patient_column="", bags=None).refuse_columns(
-        "safetensors files have no columns; use another partition"
+        "safetensors files have no columns; leave it out"
     )
     source = replace(source, label_column="y")
     files = split_files(folder, name, ".safetensors")

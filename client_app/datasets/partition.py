@@ -31,7 +31,16 @@ MOST_KEPT = 8
 SELECTING = ("test_fraction", "partition", "alpha", "classes_per_site", "site_column")
 # Of a data source: where it is, how it is read, and what has another name in the settings; and how a
 # split is drawn, of which held-out records have none.
-NOT_SELECTING = {"kind", "folder", "names", "bags", "one_by_one", "noisy", "patients_protected"}
+NOT_SELECTING = {
+    "kind",
+    "folder",
+    "names",
+    "bags",
+    "one_by_one",
+    "noisy",
+    "patients_protected",
+    "whole",
+}
 DRAWING = {"test_fraction", "site_column"}
 # Characters of a value in a ledger.
 LONGEST_SHOWN = 80

@@ -36,6 +36,7 @@ class DataSource:
             once, and no record leaves the split because of another one.
         target: of the run; None for classes.
         bags: column of the bag of an image, empty for none; None where images are records.
+        whole: whether all records are judged, of any class, in whatever part of a split they are.
     """
 
     kind: DataKind
@@ -52,6 +53,7 @@ class DataSource:
     noisy: bool = False
     target: Target | None = None
     bags: str | None = None
+    whole: bool = False
 
     @classmethod
     def of_run(cls, data: Settings, target: Target | None = None) -> DataSource:
@@ -124,7 +126,7 @@ class DataSource:
     @property
     def _others(self) -> dict[str, str]:
         return {
-            self.site_column: "site-column",
+            self.site_column: "--by" if self.whole else "site-column",
             self.patient_column: "patient-column",
             self.bags or "": "bag-column",
         }

@@ -56,6 +56,7 @@ class SourceTable:
             return names_in(columns[column], what, left) if column else None
 
         values, labels = None, list[str]()
+        group = "value for --by" if source.whole else "site"
         if source.target is None:
             own = source.label_column
             what = f"label ({own!r} of '{file}')"
@@ -73,7 +74,7 @@ class SourceTable:
             labels,
             "",
             split_of(columns.get("split"), file, left),
-            names(source.site_column, f"site ({source.site_column!r} of '{file}')"),
+            names(source.site_column, f"{group} ({source.site_column!r} of '{file}')"),
             patients=names(
                 source.patient_column, f"patient ID (patient-column = {source.patient_column!r})"
             ),

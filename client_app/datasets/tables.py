@@ -517,19 +517,10 @@ def _whole_number(value: Any) -> Any:
 
 
 # Endings of files that hold tables which no reader here takes.
-OTHER_TABLES = (
-    *(".xls", ".xlsx", ".xlsm", ".xlsb", ".ods", ".numbers", ".tab", ".feather", ".arrow", ".orc"),
-    *(
-        ".dta",
-        ".sav",
-        ".sas7bdat",
-        ".rds",
-        ".rdata",
-        ".csv.gz",
-        ".csv.zip",
-        ".tsv.gz",
-        ".parquet.gz",
-    ),
+OTHER_TABLES = re.compile(
+    r"\.(xls[xmb]?|ods|numbers|tab|feather|arrow|orc|dta|sav|sas7bdat|rds|rdata|jsonl|ndjson|pkl|pickle|sqlite3?"
+    r"|(csv|tsv|parquet|jsonl?)\.(gz|zip|bz2|xz|zst))$",
+    re.IGNORECASE,
 )
 # How truth values are written in a text, by every writer of tables.
 TRUTHS = {"true": 1.0, "false": 0.0}
@@ -568,7 +559,7 @@ def check_table(root: Path, target: Target | None) -> None:
     others = sorted(
         path.name
         for path in root.iterdir()
-        if path.name.lower().endswith(OTHER_TABLES) and not of_system(path.name) and is_file(path)
+        if OTHER_TABLES.search(path.name) and not of_system(path.name) and is_file(path)
     )
     if others:
         raise SourceError(
@@ -631,7 +622,10 @@ def number_in(cell: object) -> float | None:
         text = name_of(cell)
         if text is None:
             return float("nan")
-        return TRUTHS[text.casefold()] if text.casefold() in TRUTHS else float(text)
+        # Python alone reads 1_2 as a number.
+        return (
+            TRUTHS[text.casefold()] if text.casefold() in TRUTHS else float(text.replace("_", "?"))
+        )
     except (TypeError, ValueError, OverflowError):
         return None
 

@@ -24,6 +24,7 @@ from fedsurrogate.common.settings import HeadSettings
 from fedsurrogate.common.targets.metrics import METRIC_VALUES, measured, packed
 from fedsurrogate.common.wire.records import Info
 
+from ..datasets.dataset import class_order
 from ..datasets.partition import share, whole
 from ..features.site_features import dataset_features, in_simulation, usable, with_broken
 from ..governance.policy import policy_of
@@ -57,7 +58,7 @@ def compare(model: Classifier, run: Run, node: NodeConfig, baselines: bool) -> I
         return _of_target(of_target(model, run.target), run, node)
     names = model.header.classes
     parts: list[tuple[Tensor, Tensor]] = []
-    tests: list[tuple[Tensor, Tensor]] = []
+    tests: list[tuple[Tensor, list[str]]] = []
     reports: list[dict[str, Any]] = []
     patients: list[tuple[str, ...] | None] = []
     for dataset, rows in whole(run.settings, None, node.num_partitions):
@@ -69,27 +70,30 @@ def compare(model: Classifier, run: Run, node: NodeConfig, baselines: bool) -> I
         broken = (~torch.as_tensor(all_features.ok)).nonzero().flatten().tolist()
         reports.append(with_broken(dataset, broken, "images", reopen=True).facts())
         test = usable(dataset, all_features, (~dataset.is_train).nonzero().flatten(), run.power)
-        tests.append((test.features, index[test.labels]))
+        tests.append((test.features, [dataset.classes[at] for at in test.labels.tolist()]))
         patients.append(test.units)
-    features, labels = (torch.cat(column) for column in zip(*tests, strict=True))
+    features, truth = torch.cat([x for x, _ in tests]), [name for _, own in tests for name in own]
+    # A class that no site has, or that noise has hidden: the model gives it a probability of zero.
+    every = (*names, *class_order({*truth} - {*names}))
+    labels = class_indices(every, truth)
     scores = model.scores(features)
     info: Info = {"accuracy.model": _accuracy(scores, labels)}
     if not baselines:
         return info
     # What a model reaches that always gives the largest class: the least that a useful model must
     # exceed.
-    info["accuracy.majority"] = int(torch.bincount(labels[labels >= 0], minlength=1).max()) / max(
-        1, len(labels)
-    )
+    info["accuracy.majority"] = int(torch.bincount(labels, minlength=1).max()) / max(1, len(labels))
     info[DATA] = json.dumps(reports)
-    if (found := quality_of(scores, labels, names, _of_all(patients))) is not None:
+    lowest, more = torch.finfo(scores.dtype).min, len(every) - len(names)
+    padded = torch.nn.functional.pad(scores, (0, more), value=lowest)
+    if (found := quality_of(padded, labels, every, _of_all(patients))) is not None:
         info[QUALITY] = packed_quality(found)
     if run.settings.compare:
         info |= _baselines(
             parts, (features, labels), len(names), run.settings.head, run.settings.seed
         )
     some = torch.randperm(len(labels), generator=torch.Generator().manual_seed(run.settings.seed))
-    some = some[labels[some] >= 0][:PICTURE_POINTS]
+    some = some[labels[some] < len(names)][:PICTURE_POINTS]
     if (plane := model.plane()) is None:
         return info
     x, y = (model.prepare(features[some]) @ plane).T.tolist()

@@ -125,8 +125,9 @@ def held_out(model: SignedModel, node: NodeConfig, source: Source, part: Part = 
             label_column=source.label_column,
             patient_column=source.patient_column,
             frames=node.dicom_frames,
-            classes=run.settings.classes,
+            classes=() if run.target else tuple(model.manifest.classes),
             target=run.target,
+            whole=True,
             bags=bags_of(
                 kind, run.settings.features.bag, bag_column_of(model, source.bag_column, node)
             ),

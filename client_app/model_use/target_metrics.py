@@ -245,7 +245,7 @@ def agreement_of_raters(ratings: Array) -> float | None:
         0.29
     """
     subjects, raters = ratings.shape
-    if subjects < 2:
+    if subjects < 2 or not np.ptp(ratings):
         return None
     rows, columns = ratings.mean(1), ratings.mean(0)
     between, of_raters = raters * rows.var(ddof=1), subjects * columns.var(ddof=1)

@@ -67,7 +67,7 @@ def split_names(value: object) -> Any:
 
     Raises ValueError for a list without any name, such as ",".
     """
-    return _split(value, str.strip) if isinstance(value, str) else value
+    return _split(value, normal) if isinstance(value, str) else value
 
 
 def split_classes(value: object) -> Any:

@@ -8,6 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from ..backbones.power_transform import LARGEST_POWER
 from ..escapes import check_ranges
+from ..identity import normal
 from ..image_histograms import HISTOGRAMS, read_bins
 from .base import Epochs, Name, Names, Only, Range, Records, Section, Steps, Unit
 
@@ -238,7 +239,7 @@ def label_sets(text: str) -> dict[str, tuple[str, ...]]:
     found: dict[str, tuple[str, ...]] = {}
     for part in filter(None, map(str.strip, text.split(";"))):
         site, equals, names = part.partition("=")
-        listed = tuple(filter(None, map(str.strip, names.split(","))))
+        listed = tuple(filter(None, map(normal, names.split(","))))
         if not (equals and site.strip() and listed) or site.strip() in found:
             raise ValueError(f"{part[:60]!r}: write each site once, as 'site=label,label'")
         found[site.strip()] = listed

@@ -176,15 +176,18 @@ class CountedNumbers(CountedTarget):
         """One a number, with bins of equal width; the outer ones hold all beyond."""
         found = []
         for name, (low, high) in zip(self.target.columns, self.target.ranges, strict=True):
-            edges = [low + (high - low) * at / self.bins for at in range(self.bins + 1)]
-            spans = pairwise(edges)
+            spans = pairwise(self._edges(low, high))
             cells = tuple(f"{a:.6g} to {b:.6g}" for a, b in spans)
             found.append(Question(name, cells))
         return tuple(found)
 
     def cells(self, values: Tensor) -> Tensor:
-        """(n, r)."""
-        return (self._shares(values) * self.bins).floor().long().clamp(0, self.bins - 1)
+        """(n, r). A value on an edge is in the bin that begins there."""
+        found = [
+            torch.bucketize(column, torch.tensor(self._edges(*ends)[1:-1]).double(), right=True)
+            for column, ends in zip(values.double().T.contiguous(), self.target.ranges, strict=True)
+        ]
+        return torch.stack(found, 1)
 
     @property
     def table(self) -> AnswerTable:
@@ -219,6 +222,9 @@ class CountedNumbers(CountedTarget):
         ]
         stacked: Tensor = STEPS * torch.stack(parts, 2)
         return stacked
+
+    def _edges(self, low: float, high: float) -> list[float]:
+        return [low + (high - low) * at / self.bins for at in range(self.bins + 1)]
 
     def _shares(self, values: Tensor) -> Tensor:
         """Values as shares of their ranges, from 0 to 1."""

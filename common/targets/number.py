@@ -33,6 +33,8 @@ MOST_CLIPPED = 0.01
 # 95 % of a normal distribution lie within so many deviations.
 WITHIN = 1.959963984540054
 GROUPS = 5
+# Share of a sum of squares up to which its last digits may be wrong.
+LOST = 1e-12
 # The second derivative is one. With an offset steps at a site diverge from 1 on, and joint ones with
 # momentum from 3.5 on.
 RATES = LearningRates(1.0, 0.3, 3.0)
@@ -175,11 +177,13 @@ def _measured(scores: Tensor, true: Tensor) -> dict[str, float]:
 
 
 def _metrics(sums: Mapping[str, float]) -> dict[str, float]:
-    """Mean absolute error, root mean squared error and R^2."""
+    """Mean absolute error, root mean squared error, and R^2 where the values differ by more than what
+    their sums of squares lose.
+    """
     records = sums["records"]
     found = {"mae": sums["absolute"] / records, "rmse": math.sqrt(sums["squared"] / records)}
     spread = sums["energy"] - sums["value"] ** 2 / records
-    return found | ({"r2": 1 - sums["squared"] / spread} if spread > 0 else {})
+    return found | ({"r2": 1 - sums["squared"] / spread} if spread > LOST * sums["energy"] else {})
 
 
 NUMBER = Kind(

@@ -158,7 +158,8 @@ def simulate(
         # Its pictures take as long as a small run, so the result is printed first.
         _draw_report(folder)
     if not as_json:
-        console.print(f"report {folder / 'report.html'}", soft_wrap=True)
+        if (folder / "report.html").is_file():
+            console.print(f"report {folder / 'report.html'}", soft_wrap=True)
         console.print(str(folder), soft_wrap=True)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedsurrogate.common.escapes import for_html, human_bytes, human_seconds, percent
+from fedsurrogate.common.files import READABLE, replace_file
 from fedsurrogate.common.pages.svg import (
     BLUE,
     NAMED_SITES,
@@ -89,7 +90,8 @@ def write_report(run_dir: Path, beside: Sequence[Path] = ()) -> Path:
     values = _page(run, run_dir.resolve(), others)
     html = render_page("page.html.j2.md", values, TEMPLATES, filters)
     path = run_dir / "report.html"
-    path.write_text(html, encoding="utf-8", newline="\n")
+    # Whole, or not at all.
+    replace_file(path, html, mode=READABLE, durable=False)
     return path
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shutil
 import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -150,13 +151,18 @@ class RunWriter:
         self._counts: dict[str, Mapping[str, float]] = {}
         name = f"{self._start.time:%Y%m%dT%H%M%SZ}-{config.method.name}-{secrets.token_hex(3)}"
         self.path = Path(config.settings.output_dir).expanduser().absolute() / name
-        (self.path / "surrogates").mkdir(parents=True)
-        self._mode = READABLE & ~_umask(self.path)
-        self._lock = WriterLock(self.path)
-        self._reserve = self.path / ".reserve"
-        self._write_manifest()
-        self.finish(Outcome(), "running")
-        self._reserve.write_bytes(bytes(RESERVE))
+        try:
+            (self.path / "surrogates").mkdir(parents=True)
+            self._mode = READABLE & ~_umask(self.path)
+            self._lock = WriterLock(self.path)
+            self._reserve = self.path / ".reserve"
+            self._write_manifest()
+            self.finish(Outcome(), "running")
+            self._reserve.write_bytes(bytes(RESERVE))
+        except OSError:
+            # Otherwise it would stay as one that is running.
+            shutil.rmtree(self.path, ignore_errors=True)
+            raise
 
     def event(self, event: str, **fields: object) -> None:
         """Append one line to events.jsonl, completely or not at all.

@@ -1,6 +1,7 @@
 """The settings of a run: one source of defaults, and a one-line message for every mistake."""
 
 import tomllib
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from fedsurrogate.common.settings.base import (
     settings_text,
 )
 from fedsurrogate.common.settings.base import METHODS as GONE_METHODS
+from fedsurrogate.common.settings.heads import label_sets
 
 TYPED = st.dictionaries(
     st.sampled_from(["seed", "site", "data-dir", "fedpft.rank"]),
@@ -310,6 +312,19 @@ def test_digest_does_not_depend_on_who_wrote_the_keys_down_and_how() -> None:
         {"fedpft.rank": 4, "classes": " a, b", "seed": 7},
     )
     assert parse_run(one).digest == parse_run(other).digest
+
+
+@pytest.mark.parametrize("way", [" {}", "{} ", "\ufeff{}", "{}\u200b", "\xa0{}", "{}"])
+def test_columns_have_one_name_in_settings_and_tables(way: str) -> None:
+    """A column's name in a table is normal, and would otherwise not be found."""
+    name = "\xe9l\xe9vation"
+    given = way.format(unicodedata.normalize("NFD", name))
+    flat: dict[str, Scalar] = {"task": "multilabel", "label-columns": f"b,{given}"}
+    settings = parse_run(
+        flat | {"label-sets": f"north=b,{given}", "patient-column": given}
+    ).settings
+    assert settings.label_columns == label_sets(settings.label_sets)["north"] == ("b", name)
+    assert settings.patient_column == name
 
 
 @pytest.mark.parametrize(

@@ -222,7 +222,7 @@ def test_columns_of_a_target_are_matched_by_name(kind: str, tmp_path: Path) -> N
             found.model.score(X, renamed.astype(object))
 
 
-@pytest.mark.parametrize("blank", ["", " "])
+@pytest.mark.parametrize("blank", ["", " ", "\ufeff"])
 @pytest.mark.parametrize("kind", [kind for kind in TARGETS if "times" not in kind])
 def test_sites_with_other_orders_of_targets_fit_each_other(kind: str, blank: str) -> None:
     settings, frame = TARGETS[kind]

@@ -142,6 +142,21 @@ def test_a_time_beyond_the_horizon_has_no_answer() -> None:
         FITTED.predict_survival_function(X[:2], [1.0, 5.0])
 
 
+@settings(max_examples=8, deadline=None)
+@given(st.floats(1e-4, 1e8))
+def test_survival_is_known_up_to_the_largest_time_in_any_unit(unit: float) -> None:
+    y = Surv.from_arrays(Y["event"], Y["time"] * unit)
+    model = Survival().fit(X, y, sites=SITES)
+    last = model.predict_survival_function(X[:5], y["time"].max())
+    assert model.unique_times_[-1] == y["time"].max()
+    assert np.array_equal(last[:, 0], model.predict_survival_function(X[:5])[:, -1])
+
+
+def test_times_that_are_all_zero_ask_for_a_horizon() -> None:
+    with pytest.raises(DataError, match="all times of y are 0; give horizon"):
+        Survival().fit(X, Surv.from_arrays(Y["event"], 0 * Y["time"]))
+
+
 @pytest.mark.parametrize("head", ["residuals", "cells"])
 @pytest.mark.parametrize("horizon", [None, 10.0])
 def test_survival_of_whole_years_is_that_of_lifelines(head: Any, horizon: float | None) -> None:

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from safetensors.torch import save_file
@@ -28,7 +28,7 @@ from torch import Tensor
 
 from fedsurrogate.client_app.datasets.dataset import Dataset, DataSource, load
 from fedsurrogate.client_app.datasets.schema import Schema, read_schema
-from fedsurrogate.client_app.datasets.tables import csv_header
+from fedsurrogate.client_app.datasets.tables import csv_header, number_in
 from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.settings.base import Scalar
@@ -238,8 +238,52 @@ def test_truth_values_have_one_reading(
     assert np.array_equal(found.values.numpy(), wanted, equal_nan=True)
 
 
+@settings(deadline=None, max_examples=20)
+@given(st.integers(5, 60), st.sampled_from(["residuals", "cells"]), st.integers(0, 9))
+def test_few_times_are_tested_too(count: int, head: str, seed: int) -> None:
+    """Each cell of time and event has one or two records, of which a fifth is none."""
+    random = np.random.default_rng(seed)
+    flat = {"task": "survival", "time-column": "t", "event-column": "d", "horizon": 10.0}
+    target = parse_run({**flat, "time-unit": "years", "time-head": head}).target
+    with TemporaryDirectory() as folder:
+        content = {
+            "x": torch.from_numpy(random.normal(size=(count, 2))),
+            "t": torch.linspace(0.1, 9.9, count),
+            "d": torch.from_numpy(random.integers(0, 2, count)),
+        }
+        save_file(content, Path(folder) / "all.safetensors")
+        found = load(DataSource("safetensors", folder, target=target), 0)
+    assert 0 < (~found.is_train).sum() <= max(1, 0.4 * count)
+
+
+@settings(deadline=None)
+@given(st.text(st.sampled_from("0123456789_.,eE+-"), min_size=1, max_size=8))
+@example("1_2")
+def test_a_text_is_the_number_that_pandas_reads(text: str) -> None:
+    found = number_in(text)
+    try:
+        wanted = float(pd.to_numeric(text))
+    except (ValueError, TypeError):
+        assert found is None
+        return
+    assert found == pytest.approx(wanted, rel=1e-12)
+
+
 @pytest.mark.parametrize(
-    "name", ["labels.xlsx", "Labels.XLS", "labels.ods", "labels.csv.gz", "labels.feather"]
+    "name",
+    [
+        "labels.xlsx",
+        "Labels.XLS",
+        "labels.ods",
+        "labels.csv.gz",
+        "labels.feather",
+        # As Hugging Face names classes beside folders of images, and as pandas compresses and stores.
+        "metadata.jsonl",
+        "labels.csv.bz2",
+        "Labels.TSV.XZ",
+        "labels.pkl",
+        "labels.json.zst",
+    ],
 )
 @pytest.mark.parametrize("kind", ["imagefolder", "dicom"])
 def test_a_table_that_is_not_read_is_not_passed_over(name: str, kind: str, tmp_path: Path) -> None:

@@ -60,6 +60,8 @@ def test_agreement_of_raters_counts_a_shift_as_disagreement() -> None:
     assert shifted < 0.5
     assert agreement_of_raters(np.ones((1, 2))) is None
     assert agreement_of_raters(np.ones((5, 2))) is None
+    # Sums of these differ in their last digits.
+    assert agreement_of_raters(np.full((7, 2), 0.1)) is None
 
 
 def test_intervals_draw_whole_patients() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -103,11 +104,13 @@ def test_a_number_adds_its_error_and_its_value_as_shares_of_the_range(
         low, high = RANGES[topic]
         return min(max((value - low) / (high - low), 0.0), 1.0)
 
-    cells = [
-        [min(math.floor(share(row[topic], topic) * bins), bins - 1) for topic in (0, 1)]
-        for row in rows
-    ]
-    assert how.cells(values).tolist() == cells
+    for topic, cells in enumerate(how.cells(values).T.tolist()):
+        low, high = RANGES[topic]
+        for row, cell in zip(rows, cells, strict=True):
+            width = (high - low) / bins
+            assert 0 <= cell < bins
+            assert low + cell * width <= max(row[topic], low) + 1e-9
+            assert min(row[topic], high) <= low + (cell + 1) * width + 1e-9
     assert how.kinds(values).tolist() == [[0, 0]] * len(rows)
     outputs = ("y", "x") if turned else ("x", "y")
     table = torch.tensor(answers[: 2 * len(rows)], dtype=torch.float64).reshape(-1, 2)
@@ -128,6 +131,16 @@ def test_a_number_adds_its_error_and_its_value_as_shares_of_the_range(
             }  # fmt: skip
             assert added[n, topic].tolist() == pytest.approx([100 * parts[each] for each in PARTS])
     within_bound(how, added)
+
+
+@few
+@given(st.integers(-50, 50), st.integers(1, 200), st.integers(4, 256))
+def test_whole_numbers_are_counted_as_numpy_counts_them(low: int, width: int, bins: int) -> None:
+    how = CountedNumbers(Number(("x",), ((float(low), float(low + width)),)), bins)
+    values = np.arange(low, low + width + 1.0)
+    own = torch.bincount(how.cells(torch.from_numpy(values)[:, None])[:, 0], minlength=bins)
+    edges = [low + width * at / bins for at in range(bins + 1)]
+    assert own.tolist() == np.histogram(values, edges)[0].tolist()
 
 
 @pytest.mark.parametrize(("bins", "first", "last"), [(1, "0 to 100", "0 to 100"), (4, "0 to 25", "75 to 100")])  # fmt: skip

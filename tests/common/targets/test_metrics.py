@@ -64,6 +64,23 @@ def test_numbers_of_sites_are_measured_as_those_of_all_records(seed: int, n: int
         )
 
 
+@settings(max_examples=50, deadline=None)
+@given(SEEDS, st.integers(6, 200), st.floats(0, 12))
+def test_a_share_that_is_explained_is_that_of_scikit_learn_or_undefined(
+    seed: int, n: int, power: float
+) -> None:
+    """Sums of squares of numbers far from zero lose the little by which these differ."""
+    random = np.random.default_rng(seed)
+    values = 10**power + random.normal(0, 1, (n, 1))
+    scores = values + random.normal(0, 0.5, (n, 1))
+    found = by_sites({"name": "regression", "columns": ["a"]}, ("a",), scores, values)["a"]
+    if power < 5:
+        assert "r2" in found
+    if "r2" in found:
+        unexplained = 1 - metrics.r2_score(values[:, 0], scores[:, 0])
+        assert 1 - found["r2"] == pytest.approx(unexplained, rel=0.01)
+
+
 @settings(max_examples=25, deadline=None)
 @given(SEEDS, st.integers(3, 40), st.booleans())
 def test_labels_are_measured_over_annotated_records(seed: int, n: int, gaps: bool) -> None:

@@ -244,11 +244,51 @@ def test_one_class_or_patient_has_one_name_however_it_is_written(name: str) -> N
 
 
 @pytest.mark.parametrize(
-    "same", [[0, 0.0, "0", "0.0", " 0", np.int8(0), torch.tensor(0), Decimal("0.0"), False + 0]]
+    "same",
+    [
+        [
+            0,
+            0.0,
+            "0",
+            "0.0",
+            " 0",
+            "-0",
+            -0.0,
+            np.int8(0),
+            torch.tensor(0),
+            Decimal("0.0"),
+            False + 0,
+        ]
+    ],
 )
 def test_a_number_is_one_class_in_every_type(same: list[Any]) -> None:
     labels = [same[number % len(same)] if number % 2 else 1 for number in range(N)]
     assert fs.fit(X, labels).classes == ("0", "1")
+
+
+ALIKE = [("01", "1"), ("Nevus", "nevus"), ("no finding", "no  finding"), ("\uff21", "A")]
+
+
+@pytest.mark.parametrize("entrance", ["learn", "simulate", "estimator"])
+@pytest.mark.parametrize(("one", "other"), ALIKE)
+def test_classes_of_two_sites_that_are_likely_one_are_named(
+    one: str, other: str, entrance: str, tmp_path: Any
+) -> None:
+    """No site sees that another one writes it in another way; such a model has one class more."""
+    sites = [np.array(["x", name])[HALF] for name in (one, other)]
+
+    def learned() -> Any:
+        if entrance == "learn":
+            return fs.learn([fs.fit(X, y, site=at) for y, at in zip(sites, "ab", strict=True)])
+        if entrance == "simulate":
+            pairs = [(X, y) for y in sites]
+            return fs.simulate(pairs, output_dir=tmp_path, **QUICK).model
+        x, y = np.concatenate([X, X]), np.concatenate(sites)
+        return fs.FederatedClassifier(settings=QUICK).fit(x, y, sites=["a"] * N + ["b"] * N)
+
+    with pytest.warns(UserWarning, match="likely one") as found:
+        learned()
+    assert all(repr(name) in str(found[0].message) for name in (one, other))
 
 
 def test_units_of_privacy_are_patients_after_normalisation(monkeypatch: Any) -> None:

@@ -68,6 +68,36 @@ def test_a_run_and_its_entrances_count_a_rare_class(tmp_path: Path, rare: int) -
     assert "an AUROC of" in page
 
 
+@pytest.mark.parametrize("rare", [1, 5, 60])
+def test_records_of_a_class_that_no_site_has_are_wrong_in_every_score(
+    tmp_path: Path, rare: int
+) -> None:
+    """The model gives it a probability of zero, as one whose class noise has hidden."""
+    train, (x, y) = drawn({"ill": 40, "well": 40}, 0), drawn({"ill": 50, "well": 50}, 1)
+    y[:rare] = "rare"
+    result = fs.simulate([train], test=(x, y), output_dir=tmp_path)
+    decided, classes = result.model.predict(x), ["ill", "well", "rare"]
+    chance = np.hstack([result.model.predict_proba(x), np.zeros((len(x), 1))])
+    quality = result.metrics["quality"]
+    assert (quality["records"], quality["classes"]) == (100, classes)
+    expected = {
+        "balanced_accuracy": sk.balanced_accuracy_score(y, decided),
+        "accuracy": sk.accuracy_score(y, decided),
+        "macro_f1": sk.f1_score(y, decided, average="macro"),
+        "macro_auroc": np.mean(
+            [sk.roc_auc_score(y == c, chance[:, k]) for k, c in enumerate(classes)]
+        ),
+    }
+    for name, value in expected.items():
+        assert quality["averages"][name]["value"] == pytest.approx(value, abs=2e-6)
+    scores = (result.auroc, result.balanced_accuracy, result.accuracy, result.majority)
+    wanted = [expected[name] for name in ("macro_auroc", "balanced_accuracy", "accuracy")]
+    assert scores == pytest.approx(
+        (*wanted, np.unique(y, return_counts=True)[1].max() / 100), abs=2e-6
+    )
+    assert "rare" in write_report(result.folder).read_text()
+
+
 def test_an_undefined_score_is_refused_with_its_name(tmp_path: Path) -> None:
     result = fs.simulate(
         [drawn({"ill": 60, "well": 60}, 0)], test=drawn({"well": 30}, 1), output_dir=tmp_path

@@ -27,19 +27,27 @@ WORDS: dict[str, Any] = {
     "texts": np.array(["no", "yes"]),
     "capitals": np.array(["No", "Yes"]),
     "findings": np.array(["absent", "present"]),
+    "letters": np.array(["N", "Y"]),
+    "short": np.array(["neg", "pos"]),
 }
 SAME = [("numbers", "floats"), ("truth", "truth"), ("texts", "texts")]
 OTHER = [("truth", "numbers"), ("floats", "texts"), ("texts", "capitals"), ("truth", "findings")]
+OTHER += [("texts", "letters"), ("short", "numbers")]
 
 
 @pytest.mark.parametrize(("first", "second"), [*SAME, *OTHER])
-@pytest.mark.parametrize("entrance", ["learn", "simulate", "fedavg"])
+@pytest.mark.parametrize("entrance", ["learn", "simulate", "fedavg", "score"])
 def test_two_classes_never_become_four(
     first: str, second: str, entrance: str, tmp_path: Path
 ) -> None:
     labels = [WORDS[first][HALF], WORDS[second][HALF]]
 
     def run() -> Any:
+        if entrance == "score":
+            # Each record would be wrong.
+            model = fs.learn([fs.fit(X, labels[0])])
+            assert model.score(X, labels[1]) == model.score(X, labels[0])
+            return model
         if entrance == "learn":
             return fs.learn([fs.fit(X, y, site=site) for y, site in zip(labels, "ab", strict=True)])
         more = {"method": "fedavg", "fedavg__rounds": 1} if entrance == "fedavg" else {}
@@ -51,6 +59,12 @@ def test_two_classes_never_become_four(
         return
     with pytest.raises(FedSurrogateError, match=r"likely the same in other words; write the same"):
         run()
+
+
+def test_one_site_that_writes_both_ways_is_not_called_two(tmp_path: Path) -> None:
+    labels = np.array(["no", "Yes", "yes"])[np.arange(N) % 3]
+    with pytest.raises(FedSurrogateError, match="classes Yes, no, yes are likely the same"):
+        fs.simulate([(X, labels)], output_dir=tmp_path)
 
 
 names = st.sampled_from(["0", "1", "True", "False", "yes", "Yes", "no", "mild", "2", "absent"])
