@@ -332,6 +332,7 @@ tbody tr:last-child td { border-bottom: 0; }
 .dense .limits { font-size: 11px; }
 .number { text-align: right; white-space: nowrap; }
 .name { min-width: 15ch; }
+.scroll td:first-child { min-width: 10ch; }
 .reason { min-width: 20ch; width: 45%; }
 .bad { color: var(--bad); font-weight: 600; }
 .good { color: var(--good); }
