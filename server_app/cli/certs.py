@@ -150,11 +150,15 @@ def kit(
     show_kit(folder, site, coordinator, image, out)
 
 
-def show_kit(folder: Path, site: str, coordinator: str, image: str, out: Path | None) -> None:
-    """Pack a kit, and print what it holds. Arguments as for `kit`."""
+def show_kit(
+    folder: Path, site: str, coordinator: str, image: str, out: Path | None, again: bool = False
+) -> None:
+    """Pack a kit, and print what it holds. Arguments as for `kit`; `again`: in place of an earlier one."""
     from ..deployment.kit import SITE_KEY, pack_kit
 
     file = out or Path(f"{site}.tar.gz")
+    if again and out is None:
+        file.unlink(missing_ok=True)
     names = pack_kit(folder, site, coordinator, image, file)
     for name in names:
         console.print(f"  {name}", soft_wrap=True)
@@ -303,11 +307,8 @@ def accept(
     accept_request(credentials, asks, content, days)
     console.print(f"accepted until {valid_until(credentials / 'sites' / asks.site)}")
     if address := coordinator or settings.get("COORDINATOR", ""):
-        kit = out or Path(f"{asks.site}.tar.gz")
-        if out is None:
-            # An earlier one of this command, without a secret; the hospital has its copy.
-            kit.unlink(missing_ok=True)
-        show_kit(credentials, asks.site, address, settings.get("IMAGE") or "fedsurrogate", kit)
+        image = settings.get("IMAGE") or "fedsurrogate"
+        show_kit(credentials, asks.site, address, image, out, again=True)
     try:
         connect(control, seconds=5)
     except OSError:
