@@ -94,6 +94,8 @@ def _files(node: NodeConfig, kit: Path | None) -> Iterator[tuple[str, bytes | Pa
     """Names in the archive and what they hold, a ledger as it is between two releases."""
     yield from _found(node.state, "state", IN_STATE)
     for ledger in _ledgers(node):
+        if not ledger.path.exists():
+            ledger.check()  # It was lost: its check log knows more.
         for each, content in ledger.copied().items():
             yield f"state/ledgers/{each}", content
     if kit is not None:
@@ -113,10 +115,15 @@ def _found(place: Path, folder: str, patterns: Iterable[str]) -> Iterator[tuple[
 
 
 def _ledgers(node: NodeConfig) -> list[Ledger]:
-    """All ledgers of a hospital's own data in the state folder."""
+    """All ledgers of a hospital's own data: those in the state folder, and that of the data that the
+    settings name if it was ever opened.
+    """
     folder = node.state / "ledgers"
-    names = [each.stem for each in sorted(folder.glob("*.jsonl"))]
-    return [Ledger(folder, name, CheckLog(node.check_log, name, node.state)) for name in names]
+    names = {each.stem for each in folder.glob("*.jsonl")}
+    if (own := own_ledger(node)) is not None and not own.is_new:
+        names.add(own.dataset)
+    logs = {name: CheckLog(node.check_log, name, node.state) for name in sorted(names)}
+    return [Ledger(folder, name, log) for name, log in logs.items()]
 
 
 def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:

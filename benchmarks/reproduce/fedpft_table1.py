@@ -7,9 +7,8 @@ the sites of one run (Dirichlet 0.1). A pair is named with its settings; `data-d
 `weights-path` are files of yours:
 
     python benchmarks/reproduce/fedpft_table1.py \\
-        --pair 'Oxford Pets' 'data="imagefolder" data-dir="/data/pets"
-        backbone="open_clip:ViT-B-32/openai"' \\ --pair 'CIFAR100' 'data="parquet"
-        data-dir="/data/cifar100" backbone="torchvision:resnet50"'
+        --pair 'Oxford Pets' 'data="imagefolder" data-dir="/data/pets" backbone="open_clip:ViT-B-32/openai"' \\
+        --pair 'CIFAR100' 'data="parquet" data-dir="/data/cifar100" backbone="torchvision:resnet50"'
 
 Without a pair: features of CIFAR-10 and PACS by MobileNetV2, or `--backbone`, of the sample images
 next to the checkout.

@@ -23,6 +23,7 @@ from ..governance.ledger import own_ledger
 from ..governance.policy import Policy, policy_of
 from ..governance.release import DISCLOSURES
 from ..node_config import NodeConfig
+from ..offline.keys import coordinator_key
 from ..offline.run_check import RunCheck, check_run
 from .release_audit import FEWEST, ReleaseAudit, audit_release
 
@@ -37,10 +38,10 @@ PAGE = (
     page_head("Disclosure · {{ s.projects.method }}")
     + """\
 <style>
-section.card { margin: 0 0 18px; } dl.facts { display: grid; grid-template-columns: minmax(150px, 230px) 1fr; gap: 7px 18px; margin: 0; }
+section.card { margin: 0 0 18px; } dl.facts { display: grid; grid-template-columns: minmax(150px, 230px) minmax(0, 1fr); gap: 7px 18px; margin: 0; }
 dl.facts dt { color: var(--quiet); } dl.facts dd { margin: 0; } dl.facts ul { margin: 0; padding-left: 18px; }
 .sign { display: grid; grid-template-columns: 1fr 1fr 1fr; gap: 30px; margin-top: 56px; } .sign span { border-top: 1px solid var(--ink); padding-top: 4px; font-size: 13px; }
-@media (max-width: 640px) { dl.facts { grid-template-columns: 1fr; gap: 2px; } dl.facts dd { margin-bottom: 8px; } }
+@media (max-width: 640px) { dl.facts { grid-template-columns: minmax(0, 1fr); gap: 2px; } dl.facts dd { margin-bottom: 8px; } }
 </style>
 </head>
 <body>
@@ -177,8 +178,9 @@ def _inner(value: Any, usual: Any) -> Any:
 def _people(node: NodeConfig) -> Part:
     return {
         "receives it": "the coordinator whose requests this site answers",
-        "key of the coordinator": node.coordinator_key
-        or "none is set: any coordinator that the connection admits",
+        "key of the coordinator": coordinator_key(node).hex()
+        if node.coordinator_key
+        else "none is set: any coordinator that the connection admits",
         "others who may read it": "the coordinator's network and whoever it forwards the release "
         "or the learned model to",
     }

@@ -109,7 +109,8 @@ def _show(run: Run, node: NodeConfig, as_json: bool) -> None:
 
         table = Table("what would leave", Column("nothing has left", overflow="fold"))
         for key, value in found.facts.items():
-            table.add_row(key.replace("_", " "), _text(value))
+            if text := _text(value):
+                table.add_row(key.replace("_", " "), text)
         console.print(table)
     if found.refusal:
         print_error(found.refusal)

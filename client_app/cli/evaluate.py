@@ -284,9 +284,8 @@ def evaluate(
         text = f"no record: {', '.join(report.left_out)}; undefined, and in no average"
         console.print(text, style="yellow", soft_wrap=True)
     if promise := evaluation.content["promise"]:
-        verdict = "as good here as promised" if promise["kept"] else "worse here than promised"
         text = (
-            f"{verdict}: of these records {promise['error']:.1%} are wrong, of points drawn from what "
+            f"{promise['verdict']}: of these records {promise['error']:.1%} are wrong, of points drawn from what "
             f"all sites sent {promise['promised']:.1%}"
         )
         console.print(text, style=None if promise["kept"] else "yellow", soft_wrap=True)

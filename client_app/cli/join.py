@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, get_args
 import typer
 
 from fedsurrogate.common.command_line import console
-from fedsurrogate.common.errors import ConfigError, DataError, LedgerError
+from fedsurrogate.common.errors import BackboneError, ConfigError, DataError, LedgerError
 
 from .options import KitFolder, MaybeNode, node_of, one_text
 
@@ -101,6 +101,7 @@ def prepare(folder: Path, yes: bool) -> Kit:
 
 def _ask(kit: Kit) -> Kit:
     """Ask a person what the kit cannot know, once."""
+    from fedsurrogate.common.backbones.backbone_names import check_weights_file
     from fedsurrogate.common.settings import DataKind
 
     from ..datasets.image_folders import find_tables
@@ -120,9 +121,15 @@ def _ask(kit: Kit) -> Kit:
     if kind in ("parquet", "safetensors", "slides") or (kind != "dicom" and find_tables(data)):
         answers["LABEL_COLUMN"] = typer.prompt("Column with the class", default="label")
         answers["PATIENT_COLUMN"] = _optional("Column with the patient's ID")
-    if weights := _optional("File with the weights of the backbone"):
+    while weights := _optional("File with the weights of the backbone"):
         file = Path(weights).expanduser().absolute()
+        try:
+            check_weights_file(file)
+        except BackboneError as error:
+            console.print(str(error), soft_wrap=True)
+            continue
         answers |= {"WEIGHTS": f"/weights/{file.name}", "WEIGHTS_DIR": str(file.parent)}
+        break
     answers["RUN_AS"] = f"{os.getuid()}:{os.getgid()}"
     run = typer.prompt("Largest epsilon of one run", default=policy.epsilon_per_run, type=float)
     total = typer.prompt("Of all runs together", default=policy.epsilon_total, type=float)
@@ -146,8 +153,8 @@ def _with_classes(kit: Kit, node: NodeConfig, asks: bool) -> Kit:
     if not names:
         return kit
     console.print(
-        f"The data have {len(names)} classes: {', '.join(names)}. When one of them is gone, this site stays "
-        "away.",
+        f"The data in {node.data_dir} have {len(names)} classes: {', '.join(names)}. When one of them is "
+        "gone, this site stays away.",
         soft_wrap=True,
     )
     if asks and not typer.confirm("Are these all", default=True):

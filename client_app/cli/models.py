@@ -68,9 +68,12 @@ def restore(
             soft_wrap=True,
         )
     if not found.refusals:
-        console.print(
-            "the ledger agrees with its check log: nothing has left since", soft_wrap=True
-        )
+        if any(each.suffix == ".jsonl" for each in found.files):
+            console.print(
+                "the ledger agrees with its check log: nothing has left since", soft_wrap=True
+            )
+        else:
+            console.print("no ledger is in it: none was open", soft_wrap=True)
         return
     raise ConfigError(
         f"{'; '.join(found.refusals)}\nThe releases since this backup are missing. Look up what they cost, at "

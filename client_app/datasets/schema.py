@@ -118,8 +118,8 @@ def check_run_classes(node: NodeConfig, wanted: Collection[str]) -> None:
         raise SourceError(
             f"the run has classes {some(unknown)}, which this site's settings do not name, and lacks "
             f"{some(unused)}, which they do (classes = {','.join(node.classes)!r}). The coordinator and all "
-            "sites need the same names; if the run means to leave yours out, remove classes from this "
-            "site's settings"
+            "sites need the same names: rename the folders or labels, and classes in this site's settings "
+            "(CLASSES in the .env of a kit); if the run means to leave yours out, remove classes there"
         )
 
 

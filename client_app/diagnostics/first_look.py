@@ -152,9 +152,11 @@ def check_classes(node: NodeConfig, found: Collection[str]) -> list[str]:
     if node.classes:
         check_named(node, sorted(found), "record")
     names = classes_to_confirm(node, found)
+    line = ",".join(names)
     return [
         f"classes is not set in the node-config. The data have {some(names)}; if these are all, add "
-        f'classes="{",".join(names)}", and this site stays away when one of them is gone'
+        f'classes="{line}" (CLASSES={line} in the .env of a kit), and this site stays away when one of them '
+        "is gone"
     ][: bool(names)]
 
 

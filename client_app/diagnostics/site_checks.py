@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from fedsurrogate.common.backbones.backbone_names import check_weights_file
 from fedsurrogate.common.backbones.backbones import Backbone
 from fedsurrogate.common.backbones.library_output import Comparison, compare_with_library
 from fedsurrogate.common.backbones.power_transform import with_power
@@ -34,7 +35,8 @@ from fedsurrogate.common.version import own_version
 from ..datasets.dataset import Dataset, DataSource
 from ..datasets.left_out import attempt
 from ..datasets.partition import SiteShare, share
-from ..datasets.schema import read_schema
+from ..datasets.schema import check_run_classes, read_schema
+from ..datasets.source import some
 from ..features.device_processes import in_parts
 from ..features.site_features import examples_of, site_backbone, site_device
 from ..governance.gate import Gate, open_gate
@@ -166,6 +168,7 @@ DATA = (
     "see data, data-dir and the columns in the node-config; in a kit DATA, DATA_KIND and LABEL_COLUMN in "
     ".env"
 )
+NAMES = "rename the folders or labels of this site as the run has them, or agree on others with the coordinator"
 PEERS = (
     "set peers in the node-config (PEERS in the .env of a kit) to a file with the lines that `site offline key` "
     "prints there"
@@ -211,7 +214,7 @@ def check_site(
     dimension = 0
     if part and part[0].dataset.features is None:
         loaded: list[Backbone] = []
-        remedy = "see weights-path in the node-config"
+        remedy = "see weights-path in the node-config; in a kit WEIGHTS and WEIGHTS_DIR in .env"
         yield _found("backbone", remedy, lambda: _backbone(run, node, part[0], fingerprint, loaded))
         if loaded:
             dimension = loaded[0].dim
@@ -341,6 +344,7 @@ def _data(run: Run, node: NodeConfig, part: list[SiteShare]) -> Outcome:
     protected = is_protected(run.private, node)
     if protected:
         read_schema(DataSource.of_node(node, run))
+    check_run_classes(node, run.settings.classes)
     records = share(run, node)
     part.append(records)
     unconfirmed = _unconfirmed(run.settings.classes, node, records.dataset)
@@ -349,6 +353,8 @@ def _data(run: Run, node: NodeConfig, part: list[SiteShare]) -> Outcome:
     dataset = records.dataset
     facts, empty = _counted(records)
     smallest = policy_of(node).smallest_site
+    if run.settings.classes and not len(dataset) and (there := list_data(node).classes):
+        return "FAIL", f"{facts}; the data have the classes {some(sorted(there))}", NAMES
     if len(dataset) < smallest and node.data not in ("", "digits"):
         facts += f"; the policy's smallest-site is {smallest}, so this site stays away"
         place = f"mount or fill data-dir = {node.data_dir!r}"
@@ -397,6 +403,9 @@ def _counted(records: SiteShare) -> tuple[str, str | None]:
 def _backbone(
     run: Run, node: NodeConfig, part: SiteShare, fingerprint: str, loaded: list[Backbone]
 ) -> Outcome:
+    if node.weights_path:
+        # A run without weights needs none, but `site join` refuses a file that is not there.
+        check_weights_file(Path(node.weights_path).expanduser())
     loaded.append(backbone := site_backbone(run.settings, node))
     if is_protected(run.private, node):
         check_dimension(backbone)

@@ -97,7 +97,7 @@ Intervals are percentiles of {{ "whole patients" if r.units else "records" }} dr
 </tbody></table></div></section>
 {% endfor %}
 {% if e.promise %}{% set p = e.promise %}
-<section class="card promise"><h2>{% if p.kept %}As good here as promised{% else %}<span class="bad">Worse here than promised</span>{% endif %}</h2>
+<section class="card promise"><h2>{% if p.verdict.startswith("worse") %}<span class="bad">{{ p.verdict | capitalize }}</span>{% else %}{{ p.verdict | capitalize }}{% endif %}</h2>
 <p>On the sites' shared surrogate, with the classes in the proportions of these records, the model errs in {{ "%.1f" | format(100 * p.promised) }} %.
 Here it errs in {{ "%.1f" | format(100 * p.error) }} % ({{ "%.1f" | format(100 * p.low) }} to {{ "%.1f" | format(100 * p.high) }}).
 Its decisions differ from those on the surrogate by {{ "%.1f" | format(100 * p.distance) }} %, so the error on these records is at most {{ "%.1f" | format(100 * p.bound) }} %.
@@ -178,6 +178,8 @@ class Promise:
         bound: promised + distance, at least `error`.
         theorem: the bound of theorem 6.1 over the logits; None with too few records.
         kept: whether the error may be as low as promised, by its limits.
+        verdict: of both in words; an error on the surrogate that is not below that of the majority baseline
+            here, as with much noise, promises nothing.
         classes: (name, promised, error) of each class with records.
     """
 
@@ -189,6 +191,7 @@ class Promise:
     bound: float
     theorem: float | None
     kept: bool
+    verdict: str
     classes: tuple[tuple[str, float, float], ...]
 
 
@@ -249,9 +252,11 @@ def check_promise(
         (names[c], float(p), float(e))
         for c, p, e in zip(kept.tolist(), expected.tolist(), error.tolist(), strict=True)
     )
-    return Promise(
-        total, wrong, low, high, distance, min(1.0, total + distance), theorem, low <= total, rows
-    )
+    verdict = "as good here as promised" if low <= total else "worse here than promised"
+    if total >= 1 - float(shares.max()) > 0:
+        verdict = "nothing was promised"
+    bound = min(1.0, total + distance)
+    return Promise(total, wrong, low, high, distance, bound, theorem, low <= total, verdict, rows)
 
 
 def _logits(head: Head, gaussians: Gaussians) -> tuple[Tensor, Tensor]:

@@ -115,6 +115,25 @@ def start_own_apps(command: Sequence[str]) -> None:
     superlink._get_superexec_command = lambda **_: list(command)
 
 
+def end_once() -> None:
+    """Let a signal that comes while a task ends not wait for that end.
+
+    A heartbeat that the SuperLink refuses, because the task has just ended, raises SIGINT. Flower's exit
+    handlers then hold the lock that the signal's handler waits for, in the same thread, for ever.
+    """
+    from flwr.supercore.exit import flwr_exit
+
+    names, ending = flwr_exit.__globals__, threading.Event()
+    trigger = names["trigger_exit_handlers"]
+
+    def once() -> None:
+        if not ending.is_set():
+            ending.set()
+            trigger()
+
+    names["trigger_exit_handlers"] = once
+
+
 class Apps134:
     """The processes of a coordinator's app, in Flower 1.34.
 
@@ -155,6 +174,7 @@ class Apps134:
         module.install_from_fab = lambda *_, **__: None
         module.get_fab_metadata = lambda *_: ("", "")
         module.get_project_dir = lambda *_: folder
+        end_once()
         # Ray adds the folder of the program to the paths of its workers.
         sys.argv[0] = str(Path(sys.executable).with_name(name))
         getattr(command, name.replace("-", "_"))()
@@ -422,6 +442,7 @@ class Processes134(Apps134, FlowerProcesses):
         from flwr.supernode.runtime import run_clientapp as task
 
         leave_out_telemetry()
+        end_once()
         pull_again_soon()
         bound_task()
         bring_parts(task)

@@ -29,6 +29,7 @@ from .v134 import (
     Processes134,
     Simulation134,
     admit_runs,
+    end_once,
     find_migrations,
     install_loader,
     let_writers_wait,
@@ -270,6 +271,7 @@ class Processes142(Processes134):
 
         reach_unix_sockets()
         leave_out_telemetry()
+        end_once()
         pull_again_soon()
         bound_task()
         install_loader(task, load)

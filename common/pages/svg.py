@@ -327,11 +327,13 @@ tbody tr:last-child td { border-bottom: 0; }
 .confusion td, .confusion th { white-space: nowrap; }
 .grid section.card { margin-top: 0; }
 .limits { display: block; white-space: nowrap; font-size: 12px; }
-.dense th { white-space: normal; vertical-align: bottom; }
+.dense th, .tight th { white-space: normal; vertical-align: bottom; }
+.tight th { overflow-wrap: break-word; }
 .dense th, .dense td { padding-right: 8px; overflow-wrap: break-word; }
 .dense .limits { font-size: 11px; }
 .number { text-align: right; white-space: nowrap; }
 .name { min-width: 15ch; }
+.scroll td:first-child { min-width: 10ch; }
 .reason { min-width: 20ch; width: 45%; }
 .bad { color: var(--bad); font-weight: 600; }
 .good { color: var(--good); }

@@ -150,11 +150,15 @@ def kit(
     show_kit(folder, site, coordinator, image, out)
 
 
-def show_kit(folder: Path, site: str, coordinator: str, image: str, out: Path | None) -> None:
-    """Pack a kit, and print what it holds. Arguments as for `kit`."""
+def show_kit(
+    folder: Path, site: str, coordinator: str, image: str, out: Path | None, again: bool = False
+) -> None:
+    """Pack a kit, and print what it holds. Arguments as for `kit`; `again`: in place of an earlier one."""
     from ..deployment.kit import SITE_KEY, pack_kit
 
     file = out or Path(f"{site}.tar.gz")
+    if again and out is None:
+        file.unlink(missing_ok=True)
     names = pack_kit(folder, site, coordinator, image, file)
     for name in names:
         console.print(f"  {name}", soft_wrap=True)
@@ -196,7 +200,7 @@ def init(
     Example: coordinator init federation/ --host fl.example.org
     """
     from ..deployment.audit_log import note
-    from ..deployment.federation import CERTIFICATES, make_federation
+    from ..deployment.federation import CERTIFICATES, SETTINGS, make_federation, settings_of
 
     if not host and not sys.stdin.isatty():
         raise typer.BadParameter("name this machine, as hospitals reach it", param_hint="--host")
@@ -206,8 +210,17 @@ def init(
         "certify",
         {"hosts": host, "sites": [], "renew": False, "new_key": False},
     )
-    for file in make_federation(folder, host, port):
+    made = make_federation(folder, host, port)
+    for file in made:
         console.print(f"  {file}", soft_wrap=True)
+    if (there := folder / SETTINGS) not in made:
+        console.print(
+            f"{there} was there and stays, with COORDINATOR={settings_of(folder)['COORDINATOR']}. To move: edit "
+            "COORDINATOR and FLEET_PORT there, `coordinator sites certs --renew` with a new --host, and start "
+            "the SuperLink again; hospitals edit COORDINATOR in their .env",
+            style="yellow",
+            soft_wrap=True,
+        )
     console.print(
         f"  {folder / CERTIFICATES}: certificates and keys; keep a copy of it on another machine\n"
         f"start it: cd {shlex.quote(str(folder))} && coordinator superlink, or docker compose up -d\n"
@@ -260,10 +273,13 @@ def accept(
     from ..deployment.enrolment import accept as accept_request
     from ..deployment.enrolment import check_typed, request_in, standing
     from ..deployment.federation import certificates_of, settings_of
+    from ..deployment.kit import check_free
     from ..deployment.submit import registration
 
     credentials, settings = certificates_of(folder), settings_of(folder)
     asks, content = request_in(request)
+    if out is not None:
+        check_free(out)
     if fingerprint:
         check_typed(asks, fingerprint)
     asked = not fingerprint and sys.stdin.isatty()
@@ -291,7 +307,8 @@ def accept(
     accept_request(credentials, asks, content, days)
     console.print(f"accepted until {valid_until(credentials / 'sites' / asks.site)}")
     if address := coordinator or settings.get("COORDINATOR", ""):
-        show_kit(credentials, asks.site, address, settings.get("IMAGE") or "fedsurrogate", out)
+        image = settings.get("IMAGE") or "fedsurrogate"
+        show_kit(credentials, asks.site, address, image, out, again=True)
     try:
         connect(control, seconds=5)
     except OSError:

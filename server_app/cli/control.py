@@ -140,7 +140,16 @@ def again(folder: Path, site: str, register: str) -> list[str]:
     Returns:
         The steps, one line each.
     """
+    from ..deployment.kit import CERTIFICATE
+
     place = shlex.quote(str(folder))
+    if (folder / "sites" / site / CERTIFICATE).is_file():
+        return [
+            f"1. a new key, at the hospital: rm {site}/certificates/site.key; site enrol {site}",
+            f"2. here, with its request: coordinator sites accept {site}.csr --folder {place}",
+            f"3. at the hospital, next to its folder: tar xzf {site}.tar.gz {site}/certificates",
+            "   then start the site again",
+        ]
     return [
         f"1. a new key: coordinator sites certs {place} --site {site} --new-key",
         f"2. a new kit for the hospital: coordinator sites kit {place} {site} --coordinator HOST:PORT "

@@ -62,11 +62,7 @@ def pack_kit(certificates: Path, site: str, coordinator: str, image: str, out: P
             f"coordinator = {coordinator!r}: must be host:port of the Fleet API, as the site "
             "reaches it"
         )
-    if out.exists():
-        raise ConfigError(
-            f"{str(out)!r} exists; the hospital may have it already. Remove it first, or name "
-            "another with --out"
-        )
+    check_free(out)
     contents = dict(_contents(certificates / "sites" / site, site, coordinator, image))
     check_not_revoked(certificates, site, contents["certificates/site.pub"].decode())
     packed = io.BytesIO()
@@ -85,6 +81,15 @@ def pack_kit(certificates: Path, site: str, coordinator: str, image: str, out: P
     except OSError as error:
         raise ConfigError(f"{str(out)!r} cannot be written ({error.strerror})") from None
     return sorted(contents)
+
+
+def check_free(out: Path) -> None:
+    """Raise ConfigError where a kit would replace a file."""
+    if out.exists():
+        raise ConfigError(
+            f"{str(out)!r} exists; the hospital may have it already. Remove it first, or name "
+            "another with --out"
+        )
 
 
 def _contents(folder: Path, site: str, coordinator: str, image: str) -> Iterator[tuple[str, bytes]]:

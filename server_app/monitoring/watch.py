@@ -150,11 +150,12 @@ class Progress:
 
     def _once(self, event: Json) -> str:
         """The reason of an event, where the site that had a long reason first stands for it."""
-        reason = str(event["reason"])
-        short = reason
+        short = reason = str(event["reason"])
+        if "site" not in event:
+            return reason  # The end of a run names no site to look at.
         for known, site in self._first.items():
             short = short.replace(known, f"as site {site}")
-        if "site" in event and len(reason) > LONG:
+        if len(reason) > LONG:
             self._first.setdefault(reason, str(event["site"]))
         return short
 

@@ -146,7 +146,10 @@ def sentence_of(found: ModelQuality) -> str:
         value, limits = _in_words(found.averages[name]) if name in found.averages else ("", "")
         if value:
             parts.append(f"{short} {value}" + (f" ({limits})" if limits else ""))
-    return ", ".join([*parts, f"majority baseline {percent(found.majority)}"])
+    parts.append(f"majority baseline {percent(found.majority)}")
+    if found.unknown:
+        parts.append(f"without {found.unknown} records of classes that the model does not know")
+    return ", ".join(parts)
 
 
 def _in_words(metric: Metric) -> tuple[str, str]:

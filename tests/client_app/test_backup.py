@@ -94,6 +94,22 @@ def test_a_ledger_that_cannot_be_trusted_is_not_backed_up(
     assert not file.exists()
 
 
+def test_a_lost_ledger_is_neither_backed_up_nor_said_to_agree(
+    hospital: Hospital, monkeypatch: Patch, capsys: Captured
+) -> None:
+    """The check log knows what the empty state folder does not."""
+    settings, file = settings_text(hospital.node), hospital.home / "unopened.backup"
+    assert site(monkeypatch, "backup", file, "--node-config", settings) == 0
+    assert hospital.run(epsilon=1e-3) == ANSWERED
+    shutil.rmtree(hospital.state)
+    lost = hospital.home / "lost.backup"
+    assert site(monkeypatch, "backup", lost, "--node-config", settings) == 1
+    assert "has seen" in capsys.readouterr().err
+    assert not lost.exists()
+    assert site(monkeypatch, "restore", file) == 1
+    assert "agrees" not in capsys.readouterr().out
+
+
 @pytest.fixture
 def lived_in(kit: Path) -> Path:
     """A kit that has joined: an open ledger, a key, a cache, a received model."""

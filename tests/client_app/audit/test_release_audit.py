@@ -258,7 +258,10 @@ def test_the_sheet_has_the_hash_of_what_leaves_and_the_ledger_has_the_sheets_add
         before = open_gate(node, run.settings.data, f"before {number}")
         other = SiteRequest(run, node, site_name(node, 0), flower_run=f"before {number}")
         before.let_out(prepare(other, before).release)
-    content, facts, page = disclose(run, node)
+    (tmp_path / "coordinator.pub").write_text("ab" * 64 + "\n")
+    named = node.model_copy(update={"coordinator_key": str(tmp_path / "coordinator.pub")})
+    content, facts, page = disclose(run, named)
+    assert content["people"]["key of the coordinator"] == "ab" * 64
     gate = open_gate(node, run.settings.data, "1")
     prepared = prepare(
         SiteRequest(run, node, site_name(node, 0), flower_run="1", info={"lineage": "one"}), gate

@@ -476,16 +476,33 @@ def test_data_that_is_missing_broken_or_lacks_a_class_is_found(
     assert examined(hospital)["time"].state == "FAIL"
 
 
-def test_weights_that_are_not_there_fail(hospital: NodeConfig, tmp_path: Path) -> None:
-    node = hospital.model_copy(update={"weights_path": str(tmp_path / "none.safetensors")})
+@pytest.mark.parametrize(
+    "run",
+    [
+        RUN,
+        RUN.replace('"pixels"', '"torchvision:mobilenet_v2"').replace("size=8", "size=32"),
+    ],
+    ids=["a run that needs none", "a run that needs them"],
+)
+def test_weights_that_are_not_there_fail(hospital: NodeConfig, tmp_path: Path, run: str) -> None:
+    """Of any run: `site join` refuses them too."""
     found = examined(
-        node,
-        RUN.replace('"pixels"', '"torchvision:mobilenet_v2"').replace(
-            "image-size=8", "image-size=32"
-        ),
+        hospital.model_copy(update={"weights_path": str(tmp_path / "none.safetensors")}), run
     )
     assert found["backbone"].state == "FAIL"
     assert "none.safetensors" in found["backbone"].found
+
+
+@pytest.mark.parametrize("confirmed", [(), ("a", "b")], ids=["open", "confirmed"])
+def test_classes_under_other_names_are_not_taken_for_an_empty_folder(
+    hospital: NodeConfig, confirmed: tuple[str, ...]
+) -> None:
+    node = hospital.model_copy(update={"classes": confirmed})
+    found = examined(node, RUN.replace('"a,b"', '"no,yes"'))["data"]
+    assert found.state == "FAIL"
+    assert "'a', 'b'" in found.found
+    assert "rename" in found.found + found.remedy
+    assert "smallest-site" not in found.found
 
 
 def test_features_that_were_computed_elsewhere_need_no_backbone(tmp_path: Path) -> None:

@@ -68,8 +68,21 @@ def test_no_error_is_a_promise_that_a_site_without_errors_keeps() -> None:
     sure = Head(header, weight, -weight.square().sum(1) / 2), gaussians
     found = of(sure, x, y)
     assert (found.promised, found.error, found.low) == (0.0, 0.0, 0.0)
-    assert found.kept
-    assert not of(sure, x, (y + 1) % 3).kept
+    assert (found.kept, found.verdict) == (True, "as good here as promised")
+    broken = of(sure, x, (y + 1) % 3)
+    assert (broken.kept, broken.verdict) == (False, "worse here than promised")
+
+
+def test_a_surrogate_on_which_the_model_errs_as_often_as_a_guess_promises_nothing() -> None:
+    """As with much noise: the model may be good here all the same."""
+    x, y = world(shift=-30, count=90)
+    gaussians = fit_gaussians(x, y)
+    weight = gaussians.means
+    header = Header("fedpft", "", "coordinator", "f", ("a", "b", "c"))
+    own = Head(header, weight, -weight.square().sum(1) / 2)
+    found = of((own, replace(gaussians, means=weight.roll(1, 0))), x, y)
+    assert (found.promised, found.error) == (1.0, 0.0)
+    assert found.verdict == "nothing was promised"
 
 
 @pytest.mark.parametrize("shift", [0.0, 0.3, 0.6, 1.0])

@@ -190,3 +190,38 @@ def test_a_killed_worker_is_replaced_so_that_only_its_own_site_is_lost(
         with suppress(RayActorError):
             assert backend.process_message(None, context) == ("reply", "context")  # type: ignore[arg-type]
     assert asked == expected
+
+
+ENDING = """
+import signal, sys, threading
+from flwr.supercore.exit import ExitCode, flwr_exit, register_signal_handlers
+from flwr.supercore.telemetry import EventType
+from fedsurrogate.common.flower.v134 import end_once
+
+def stop():
+    heartbeat = threading.Thread(target=signal.raise_signal, args=(signal.SIGINT,))
+    heartbeat.start()
+    heartbeat.join()
+    threading.Event().wait(0.1)
+
+if sys.argv[1] == "mended":
+    end_once()
+register_signal_handlers(event_type=EventType.PING, exit_handlers=[stop])
+flwr_exit(ExitCode.SUCCESS)
+"""
+
+
+@pytest.mark.parametrize("mended", [True, False], ids=["mended", "Flower's own"])
+def test_a_heartbeat_that_is_refused_while_a_task_ends_does_not_hold_its_process(
+    mended: bool,
+) -> None:
+    """Flower's own waits for ever for the lock of its own exit: the process of a run stayed."""
+    words = [sys.executable, "-c", ENDING, "mended" if mended else "own"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        try:
+            assert process.wait(60 if mended else 15) == 0
+            assert mended
+        except subprocess.TimeoutExpired:
+            assert not mended
+        finally:
+            process.kill()

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from fedsurrogate.client_app.diagnostics import connection_checks
 from fedsurrogate.common.flower.interface import FleetRequest
 from fedsurrogate.common.security.registrations import Registration, read_table, write_table
+from fedsurrogate.server_app.cli.control import again
 from fedsurrogate.server_app.deployment.audit_log import NAME, entries
 from fedsurrogate.server_app.deployment.certificates import credentials, issue
 from fedsurrogate.server_app.deployment.fleet_guard import EXPIRED, Validity, key_bytes
@@ -131,15 +132,39 @@ def test_without_the_fingerprint_nothing_changes(
 
 
 def test_a_renewal_keeps_the_key_and_moves_the_end(folder: Path, commands: Commands) -> None:
-    fingerprint = commands.asked("north")
-    commands.accepted("north/north.csr", fingerprint, "--days", "20")
-    first = listed(folder)["north"]
+    """And its kit replaces that of the first time; a file that a person names is not replaced."""
+    fingerprint, here = commands.asked("north"), ("--coordinator", "fl.example.org:9092")
+    commands.accepted("north/north.csr", fingerprint, "--days", "20", *here)
+    first, kit = listed(folder)["north"], Path("north.tar.gz").read_bytes()
     assert commands.asked("north") == fingerprint
     commands.coordinator("sites", "accept", "north/north.csr", "--folder", "fed")
     assert "its certificate is made anew" in commands.printed()
-    assert commands.accepted("north/north.csr", fingerprint, "--days", "300") == 0
+    taken = ("--out", "north/north.csr", "--days", "300", *here)
+    assert commands.accepted("north/north.csr", fingerprint, *taken) == 1
+    assert listed(folder)["north"] == first
+    assert commands.accepted("north/north.csr", fingerprint, "--days", "300", *here) == 0
+    assert Path("north.tar.gz").read_bytes() != kit
     assert first is not None
     assert listed(folder)["north"] - first > timedelta(279)  # type: ignore[operator]
+
+
+def test_who_made_a_revoked_key_makes_the_next_one(folder: Path, commands: Commands) -> None:
+    commands.accepted("north/north.csr", commands.asked("north"))
+    at_hospital, here, *_ = again(folder, "north", "register")
+    assert "rm north/certificates/site.key; site enrol north" in at_hospital
+    assert f"coordinator sites accept north.csr --folder {folder}" in here
+    assert "--site east --new-key" in again(folder, "east", "register")[0]
+
+
+def test_a_federation_that_is_there_keeps_its_address_and_says_so(
+    tmp_path: Path, commands: Commands
+) -> None:
+    new = ("init", str(tmp_path / "new"), "--host", "127.0.0.1")
+    assert commands.coordinator(*new) == 0
+    assert "COORDINATOR" not in commands.printed()
+    assert commands.coordinator(*new, "--port", "9999") == 0
+    assert "stays, with COORDINATOR=127.0.0.1:9092. To move" in commands.printed()
+    assert "9999" not in (tmp_path / "new" / ".env").read_text()
 
 
 def test_another_key_for_a_known_name_is_shown_as_such(folder: Path, commands: Commands) -> None:

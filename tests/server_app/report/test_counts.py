@@ -132,6 +132,7 @@ def test_the_page_of_a_run_that_counted_begins_with_what_it_found(
     assert title in heading
     assert "accuracy was not measured" not in text
     assert "Not drawn" not in text
+    assert "do not show whether each class has records" not in text
 
 
 @pytest.mark.parametrize(
