@@ -192,8 +192,12 @@ class Evidence(ABC):
         """What adds up over sites, (S, ...)."""
 
     @abstractmethod
-    def right(self, judge: int, sums: Sequence[Tensor]) -> Tensor:
-        """What is right by a judge in the models of some sums (m, ...), (m,)."""
+    def models(self, sums: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """What is learned from some sums (m, ...), each part with m rows."""
+
+    @abstractmethod
+    def right(self, judge: int, models: Sequence[Tensor]) -> Tensor:
+        """What is right by a judge in some models, (m,)."""
 
     @abstractmethod
     def able(self) -> Tensor:
@@ -233,8 +237,11 @@ class Evidence(ABC):
         return replace(self, **{self.NOISY: value + noise})
 
     def harms(self) -> Tensor:
-        """What each judge loses by each site, (S, J), in the model of all but the judge; -1 for a judge
-        itself.
+        """What each judge loses by each site, (S, J), in the model of all or in that of all but the judge,
+        whichever shows more; -1 for a judge itself.
+
+        The judge's own records hide harm. A model without them knows the classes that no other honest site
+        has by a false one alone, which then seems to harm nobody.
         """
         count, places = len(self), torch.nonzero(self.able()).flatten()
         if count < FEWEST:
@@ -242,16 +249,19 @@ class Evidence(ABC):
         spaced = torch.linspace(0, len(places) - 1, min(len(places), JUDGES)).round().long()
         judges, sums = places[spaced].tolist(), self.sums()
         harm = torch.full((count, len(judges)), -1.0, dtype=torch.float64)
+        with_judge = self.models(_without_one_and_of_all(sums))
         for at, judge in enumerate(judges):
             others = [each for each in range(count) if each != judge]
-            found = self.right(judge, _without_one_and_of_all([each[others] for each in sums]))
-            harm[others, at] = found[:-1] - found[-1]
+            without = self.models(_without_one_and_of_all([each[others] for each in sums]))
+            inside, outside = (self.right(judge, each) for each in (with_judge, without))
+            inside = inside[others] - inside[-1]
+            harm[others, at] = torch.maximum(inside, outside[:-1] - outside[-1])
         return harm
 
     def gains(self) -> Tensor:
         """What each site's own records gain by its being there, (S,)."""
-        sums = _without_one_and_of_all(self.sums())
-        right = [self.right(at, [each[[at, -1]] for each in sums]) for at in range(len(self))]
+        models = self.models(_without_one_and_of_all(self.sums()))
+        right = [self.right(at, [each[[at, -1]] for each in models]) for at in range(len(self))]
         return torch.stack([with_ - without for without, with_ in right]).nan_to_num()
 
 
@@ -303,8 +313,11 @@ class Sites(Evidence):
         """Less for sites that contradict a core of others that are alike."""
         limits = torch.full_like(harm, MOST)
         if self.core:
-            every = [each.sum(0)[None] for each in self.sums()]
-            own = torch.cat([self.right(at, every) for at in range(len(self))]).nan_to_num(1.0)
+            core = self.of(self.core)
+            learned = self.models([each.sum(0)[None] for each in core.sums()])
+            # In the classes that the core has: another one contradicts nobody.
+            known = replace(self, counts=self.counts * (core.counts.sum(0) > 0))
+            own = torch.cat([known.right(at, learned) for at in range(len(self))]).nan_to_num(1.0)
             limits[own < CONTRADICTS] = MOST_ALIKE
         limits += chance
         # Two false sites hide each other: with less of one, the other seems to harm less.
@@ -317,14 +330,19 @@ class Sites(Evidence):
         seconds = counts.sum(1)[:, None, None] * self.covariances + firsts.mT @ means
         return [counts, firsts, seconds]
 
-    def right(self, judge: int, sums: Sequence[Tensor]) -> Tensor:
-        """The share of the judge's records that each head places right, expected, (m,)."""
+    def models(self, sums: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Weights (m, C, k) and biases (m, C) of heads."""
         counts, first, second = sums
         counts = counts.clamp_min(0)
         centres = first / counts.clamp_min(1e-9)[..., None]
         within = second - (counts[..., None] * centres).mT @ centres
         within = within / counts.sum(1).clamp_min(1e-9)[:, None, None]
-        return placed(self, judge, *self.heads(counts, centres, within))
+        return self.heads(counts, centres, within)
+
+    def right(self, judge: int, models: Sequence[Tensor]) -> Tensor:
+        """The share of the judge's records that each head places right, expected, (m,)."""
+        rows, bias = models
+        return placed(self, judge, rows, bias)
 
 
 @dataclass(frozen=True)
@@ -703,9 +721,20 @@ class Outputs(Evidence):
             return (self.totals >= least) & (self.known - self.totals >= least)
         return self.known >= least
 
-    def right(self, judge: int, sums: Sequence[Tensor]) -> Tensor:
+    def models(self, sums: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Ridges (m, o, k)."""
+        records, first, second, known, totals, products, features = sums
+        count = records.clamp_min(1e-9)[:, None]
+        mean = first / count
+        within = second / count[..., None] - mean[:, :, None] * mean[:, None]
+        of_known = known.clamp_min(1e-9)
+        average, centre = totals / of_known, features / of_known[..., None]
+        cross = products / of_known[..., None] - average[..., None] * centre
+        return (ridged(within, cross),)
+
+    def right(self, judge: int, models: Sequence[Tensor]) -> Tensor:
         """How well models put the records of a site in order, by the mean of its outputs, (m,)."""
-        rows = _models(sums)
+        (rows,) = models
         known = self.known[judge].clamp_min(1e-9)
         mean = self.totals[judge] / known
         centre = self.features[judge] / known[:, None]
@@ -715,17 +744,6 @@ class Outputs(Evidence):
         found = (rows * cross).sum(2) / (spread * own).clamp_min(1e-24).sqrt()
         shares = self.ordering.of(found.clamp(-MOST_CORRELATED, MOST_CORRELATED), mean)
         return shares[:, self._can_judge()[judge]].mean(1)
-
-
-def _models(added: Sequence[Tensor]) -> Tensor:
-    """Ridges (m, o, k) from sums."""
-    records, first, second, known, totals, sums, features = added
-    count = records.clamp_min(1e-9)[:, None]
-    mean = first / count
-    within = second / count[..., None] - mean[:, :, None] * mean[:, None]
-    of_known = known.clamp_min(1e-9)
-    average, centre = totals / of_known, features / of_known[..., None]
-    return ridged(within, sums / of_known[..., None] - average[..., None] * centre)
 
 
 def outputs_of(parts: Callable[[], Iterable[Coded]], ordering: Ordering) -> Outputs:
