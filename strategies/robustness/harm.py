@@ -241,7 +241,8 @@ class Evidence(ABC):
         whichever shows more; -1 for a judge itself.
 
         The judge's own records hide harm. A model without them knows the classes that no other honest site
-        has by a false one alone, which then seems to harm nobody.
+        has by a false one alone, which then seems to harm nobody. With noise, a model with the judge is
+        right by the judge's own noise, so only that without it counts.
         """
         count, places = len(self), torch.nonzero(self.able()).flatten()
         if count < FEWEST:
@@ -249,13 +250,16 @@ class Evidence(ABC):
         spaced = torch.linspace(0, len(places) - 1, min(len(places), JUDGES)).round().long()
         judges, sums = places[spaced].tolist(), self.sums()
         harm = torch.full((count, len(judges)), -1.0, dtype=torch.float64)
-        with_judge = self.models(_without_one_and_of_all(sums))
+        noisy = bool(self.noise.any())
+        with_judge = () if noisy else self.models(_without_one_and_of_all(sums))
         for at, judge in enumerate(judges):
             others = [each for each in range(count) if each != judge]
             without = self.models(_without_one_and_of_all([each[others] for each in sums]))
-            inside, outside = (self.right(judge, each) for each in (with_judge, without))
-            inside = inside[others] - inside[-1]
-            harm[others, at] = torch.maximum(inside, outside[:-1] - outside[-1])
+            found = self.right(judge, without)
+            harm[others, at] = found[:-1] - found[-1]
+            if not noisy:
+                found = self.right(judge, with_judge)
+                harm[others, at] = torch.maximum(harm[others, at], found[others] - found[-1])
         return harm
 
     def gains(self) -> Tensor:
@@ -313,11 +317,8 @@ class Sites(Evidence):
         """Less for sites that contradict a core of others that are alike."""
         limits = torch.full_like(harm, MOST)
         if self.core:
-            core = self.of(self.core)
-            learned = self.models([each.sum(0)[None] for each in core.sums()])
-            # In the classes that the core has: another one contradicts nobody.
-            known = replace(self, counts=self.counts * (core.counts.sum(0) > 0))
-            own = torch.cat([known.right(at, learned) for at in range(len(self))]).nan_to_num(1.0)
+            every = self.models([each.sum(0)[None] for each in self.sums()])
+            own = torch.cat([self.right(at, every) for at in range(len(self))]).nan_to_num(1.0)
             limits[own < CONTRADICTS] = MOST_ALIKE
         limits += chance
         # Two false sites hide each other: with less of one, the other seems to harm less.
@@ -407,10 +408,10 @@ def lowered(
     most, kept, left = (count - 1) // 2, list(range(count)), list[int]()
     while len(left) < most and len(kept) > FEWEST - 1:
         some = evidence.of(kept)
-        harm = largest(some.harms()) - out[kept]
-        harm[some.needed()] = -1.0
-        at = int(harm.argmax())
-        if float(harm[at]) <= 0:
+        above = largest(some.harms()) - out[kept]
+        at = int(above.argmax())
+        # Beside a needed site that harms more, others seem to harm.
+        if float(above[at]) <= 0 or some.needed()[at]:
             break
         left.append(kept.pop(at))
     weights[left] = 0.0
@@ -427,13 +428,14 @@ def _weighed(evidence: Evidence, most: int, limits: Tensor, out: Tensor) -> Tens
     weights = torch.ones(len(evidence), dtype=torch.float64)
     limits, needed = limits.clone(), evidence.needed()
     for _ in range(3 * len(evidence)):
-        over = largest(evidence.weighed(weights).harms()) / limits
+        harm = largest(evidence.weighed(weights).harms())
+        over = harm > 1.02 * limits
         if int((weights < 1).sum()) >= most:
-            over[weights == 1] = -1.0
-        over[weights == 0] = -1.0
-        at = int(over.argmax())
-        if float(over[at]) <= 1.02:
+            over[weights == 1] = False
+        over[weights == 0] = False
+        if not over.any():
             break
+        at = int(torch.where(over, harm, -1.0).argmax())
         if needed[at]:
             harms = [_with_less(evidence, weights, at, step)[1] for step in (1.0, *STEPS[:-1])]
             of_classes = torch.stack(harms).min()
@@ -574,8 +576,11 @@ def _of_pairs(spread: Tensor) -> Tensor:
 
 
 def largest(harm: Tensor) -> Tensor:
-    """The harm of each site that more than one in five judges, and at least two, have (S,)."""
-    judges = min(harm.shape[1] - 1, max(2, 1 + harm.shape[1] // 5))
+    """The harm of each site that more than one in five of the sites, and at least two, have (S,).
+
+    False sites claim records enough to judge, which small honest ones have not.
+    """
+    judges = min(harm.shape[1] - 1, max(2, 1 + min(len(harm), JUDGES) // 5))
     if judges < 1:
         return torch.zeros(len(harm), dtype=torch.float64)
     return harm.topk(judges, 1).values[:, -1].clamp_min(0.0)
