@@ -192,8 +192,12 @@ class Evidence(ABC):
         """What adds up over sites, (S, ...)."""
 
     @abstractmethod
-    def right(self, judge: int, sums: Sequence[Tensor]) -> Tensor:
-        """What is right by a judge in the models of some sums (m, ...), (m,)."""
+    def models(self, sums: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """What is learned from some sums (m, ...), each part with m rows."""
+
+    @abstractmethod
+    def right(self, judge: int, models: Sequence[Tensor]) -> Tensor:
+        """What is right by a judge in some models, (m,)."""
 
     @abstractmethod
     def able(self) -> Tensor:
@@ -233,8 +237,12 @@ class Evidence(ABC):
         return replace(self, **{self.NOISY: value + noise})
 
     def harms(self) -> Tensor:
-        """What each judge loses by each site, (S, J), in the model of all but the judge; -1 for a judge
-        itself.
+        """What each judge loses by each site, (S, J), in the model of all or in that of all but the judge,
+        whichever shows more; -1 for a judge itself.
+
+        The judge's own records hide harm. A model without them knows the classes that no other honest site
+        has by a false one alone, which then seems to harm nobody. With noise, a model with the judge is
+        right by the judge's own noise, so only that without it counts.
         """
         count, places = len(self), torch.nonzero(self.able()).flatten()
         if count < FEWEST:
@@ -242,16 +250,22 @@ class Evidence(ABC):
         spaced = torch.linspace(0, len(places) - 1, min(len(places), JUDGES)).round().long()
         judges, sums = places[spaced].tolist(), self.sums()
         harm = torch.full((count, len(judges)), -1.0, dtype=torch.float64)
+        noisy = bool(self.noise.any())
+        with_judge = () if noisy else self.models(_without_one_and_of_all(sums))
         for at, judge in enumerate(judges):
             others = [each for each in range(count) if each != judge]
-            found = self.right(judge, _without_one_and_of_all([each[others] for each in sums]))
+            without = self.models(_without_one_and_of_all([each[others] for each in sums]))
+            found = self.right(judge, without)
             harm[others, at] = found[:-1] - found[-1]
+            if not noisy:
+                found = self.right(judge, with_judge)
+                harm[others, at] = torch.maximum(harm[others, at], found[others] - found[-1])
         return harm
 
     def gains(self) -> Tensor:
         """What each site's own records gain by its being there, (S,)."""
-        sums = _without_one_and_of_all(self.sums())
-        right = [self.right(at, [each[[at, -1]] for each in sums]) for at in range(len(self))]
+        models = self.models(_without_one_and_of_all(self.sums()))
+        right = [self.right(at, [each[[at, -1]] for each in models]) for at in range(len(self))]
         return torch.stack([with_ - without for without, with_ in right]).nan_to_num()
 
 
@@ -303,7 +317,7 @@ class Sites(Evidence):
         """Less for sites that contradict a core of others that are alike."""
         limits = torch.full_like(harm, MOST)
         if self.core:
-            every = [each.sum(0)[None] for each in self.sums()]
+            every = self.models([each.sum(0)[None] for each in self.sums()])
             own = torch.cat([self.right(at, every) for at in range(len(self))]).nan_to_num(1.0)
             limits[own < CONTRADICTS] = MOST_ALIKE
         limits += chance
@@ -317,14 +331,19 @@ class Sites(Evidence):
         seconds = counts.sum(1)[:, None, None] * self.covariances + firsts.mT @ means
         return [counts, firsts, seconds]
 
-    def right(self, judge: int, sums: Sequence[Tensor]) -> Tensor:
-        """The share of the judge's records that each head places right, expected, (m,)."""
+    def models(self, sums: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Weights (m, C, k) and biases (m, C) of heads."""
         counts, first, second = sums
         counts = counts.clamp_min(0)
         centres = first / counts.clamp_min(1e-9)[..., None]
         within = second - (counts[..., None] * centres).mT @ centres
         within = within / counts.sum(1).clamp_min(1e-9)[:, None, None]
-        return placed(self, judge, *self.heads(counts, centres, within))
+        return self.heads(counts, centres, within)
+
+    def right(self, judge: int, models: Sequence[Tensor]) -> Tensor:
+        """The share of the judge's records that each head places right, expected, (m,)."""
+        rows, bias = models
+        return placed(self, judge, rows, bias)
 
 
 @dataclass(frozen=True)
@@ -389,10 +408,10 @@ def lowered(
     most, kept, left = (count - 1) // 2, list(range(count)), list[int]()
     while len(left) < most and len(kept) > FEWEST - 1:
         some = evidence.of(kept)
-        harm = largest(some.harms()) - out[kept]
-        harm[some.needed()] = -1.0
-        at = int(harm.argmax())
-        if float(harm[at]) <= 0:
+        above = largest(some.harms()) - out[kept]
+        at = int(above.argmax())
+        # Beside a needed site that harms more, others seem to harm.
+        if float(above[at]) <= 0 or some.needed()[at]:
             break
         left.append(kept.pop(at))
     weights[left] = 0.0
@@ -409,13 +428,14 @@ def _weighed(evidence: Evidence, most: int, limits: Tensor, out: Tensor) -> Tens
     weights = torch.ones(len(evidence), dtype=torch.float64)
     limits, needed = limits.clone(), evidence.needed()
     for _ in range(3 * len(evidence)):
-        over = largest(evidence.weighed(weights).harms()) / limits
+        harm = largest(evidence.weighed(weights).harms())
+        over = harm > 1.02 * limits
         if int((weights < 1).sum()) >= most:
-            over[weights == 1] = -1.0
-        over[weights == 0] = -1.0
-        at = int(over.argmax())
-        if float(over[at]) <= 1.02:
+            over[weights == 1] = False
+        over[weights == 0] = False
+        if not over.any():
             break
+        at = int(torch.where(over, harm, -1.0).argmax())
         if needed[at]:
             harms = [_with_less(evidence, weights, at, step)[1] for step in (1.0, *STEPS[:-1])]
             of_classes = torch.stack(harms).min()
@@ -556,8 +576,11 @@ def _of_pairs(spread: Tensor) -> Tensor:
 
 
 def largest(harm: Tensor) -> Tensor:
-    """The harm of each site that more than one in five judges, and at least two, have (S,)."""
-    judges = min(harm.shape[1] - 1, max(2, 1 + harm.shape[1] // 5))
+    """The harm of each site that more than one in five of the sites, and at least two, have (S,).
+
+    False sites claim records enough to judge, which small honest ones have not.
+    """
+    judges = min(harm.shape[1] - 1, max(2, 1 + min(len(harm), JUDGES) // 5))
     if judges < 1:
         return torch.zeros(len(harm), dtype=torch.float64)
     return harm.topk(judges, 1).values[:, -1].clamp_min(0.0)
@@ -703,9 +726,20 @@ class Outputs(Evidence):
             return (self.totals >= least) & (self.known - self.totals >= least)
         return self.known >= least
 
-    def right(self, judge: int, sums: Sequence[Tensor]) -> Tensor:
+    def models(self, sums: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Ridges (m, o, k)."""
+        records, first, second, known, totals, products, features = sums
+        count = records.clamp_min(1e-9)[:, None]
+        mean = first / count
+        within = second / count[..., None] - mean[:, :, None] * mean[:, None]
+        of_known = known.clamp_min(1e-9)
+        average, centre = totals / of_known, features / of_known[..., None]
+        cross = products / of_known[..., None] - average[..., None] * centre
+        return (ridged(within, cross),)
+
+    def right(self, judge: int, models: Sequence[Tensor]) -> Tensor:
         """How well models put the records of a site in order, by the mean of its outputs, (m,)."""
-        rows = _models(sums)
+        (rows,) = models
         known = self.known[judge].clamp_min(1e-9)
         mean = self.totals[judge] / known
         centre = self.features[judge] / known[:, None]
@@ -715,17 +749,6 @@ class Outputs(Evidence):
         found = (rows * cross).sum(2) / (spread * own).clamp_min(1e-24).sqrt()
         shares = self.ordering.of(found.clamp(-MOST_CORRELATED, MOST_CORRELATED), mean)
         return shares[:, self._can_judge()[judge]].mean(1)
-
-
-def _models(added: Sequence[Tensor]) -> Tensor:
-    """Ridges (m, o, k) from sums."""
-    records, first, second, known, totals, sums, features = added
-    count = records.clamp_min(1e-9)[:, None]
-    mean = first / count
-    within = second / count[..., None] - mean[:, :, None] * mean[:, None]
-    of_known = known.clamp_min(1e-9)
-    average, centre = totals / of_known, features / of_known[..., None]
-    return ridged(within, sums / of_known[..., None] - average[..., None] * centre)
 
 
 def outputs_of(parts: Callable[[], Iterable[Coded]], ordering: Ordering) -> Outputs:

@@ -8,7 +8,8 @@ from functools import cache
 
 import pytest
 
-from benchmarks.searched_attacks import Federation, Lie
+from benchmarks.searched_attacks import Federation, Lie, with_lie
+from fedsurrogate.strategies.robustness.harm import judged, of_surrogates
 from tests.hostile_sites import uneven_digits
 
 LIES = [
@@ -43,3 +44,24 @@ def test_without_a_hostile_site_nothing_changes(sites: int) -> None:
     accuracy, named = own.accuracy(own.good, "auto")
     assert named == set()
     assert accuracy >= own.alone - 1.0
+
+
+@pytest.mark.parametrize(
+    ("seed", "sites", "hostile", "lie"),
+    [
+        # Only the false site knows most classes of its judges: without a judge it harms nobody.
+        (14, 4, 1, Lie("nearest", 0.91, 10)),
+        # It has classes that few have, and so is needed; beside it the others seem to harm.
+        (15, 4, 1, Lie("next class", 2.5, 10, covariance="wide")),
+        # Two false sites judge, and a small honest one does not.
+        (12, 10, 2, Lie("nearest", 0.91, 1)),
+    ],
+)
+def test_no_honest_site_counts_less_for_false_ones_that_do(
+    seed: int, sites: int, hostile: int, lie: Lie
+) -> None:
+    own = Federation(*uneven_digits(0.1, seed, sites), hostile, {"seed": seed})
+    sent = [*own.good, *(with_lie(each, lie) for each in own.bad)]
+    weights = judged(of_surrogates(sent, own.classes)).weights.tolist()
+    assert weights[:-hostile] == [1.0] * (sites - hostile)
+    assert max(weights[-hostile:]) < 0.5

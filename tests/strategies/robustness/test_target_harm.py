@@ -137,7 +137,9 @@ def test_harm_is_what_its_definition_says(seeds: list[int], sizes: list[int], bi
         gain[judge] = quality(ordering, own, sites) - best
         for site in others:
             kept = [sites[at] for at in others if at != site]
-            harm[site, judge] = quality(ordering, own, kept) - best
+            outside = quality(ordering, own, kept) - best
+            inside = quality(ordering, own, [*kept, own]) - quality(ordering, own, sites)
+            harm[site, judge] = max(inside, outside)
     found = direct(sites, ordering)
     assert found.harms().numpy() == pytest.approx(harm, abs=1e-9)
     assert found.gains().numpy() == pytest.approx(gain, abs=1e-9)
