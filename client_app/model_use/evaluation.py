@@ -40,6 +40,7 @@ from fedsurrogate.common.pages.svg import (
 )
 from fedsurrogate.common.signed_models.gaussians import Gaussians, fit_gaussians
 from fedsurrogate.common.signed_models.signed_model import SignedModel
+from fedsurrogate.common.surrogates.covariances import eigen
 
 from .calibration import SCORES, Calibration, abstain_limit
 from .held_out import HeldOut
@@ -272,7 +273,7 @@ def _logits(head: Head, gaussians: Gaussians) -> tuple[Tensor, Tensor]:
 
 def _decisions(mean: Tensor, covariance: Tensor) -> Tensor:
     """Share of each decision (C,) for normal logits."""
-    values, vectors = torch.linalg.eigh(covariance)
+    values, vectors = eigen(covariance)
     # The same draws for every class and at every call.
     generator = torch.Generator().manual_seed(0)
     draws = torch.randn(SAMPLES, len(mean), generator=generator, dtype=torch.float64)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..costs import GAUSSIAN_RANK
 from ..models.classifiers import Classifier, alone, one_thread
+from ..surrogates.covariances import eigen
 
 # Largest dimension whose covariance is decomposed exactly.
 EXACT_DIMENSION = 2048
@@ -194,7 +195,7 @@ def _covariance(centred: Tensor, rank: int) -> LowRankCovariance:
     rank = min(rank, dimension - 1, count - 1)
     trace = centred.square().sum() / count
     if dimension <= EXACT_DIMENSION:
-        values, vectors = torch.linalg.eigh(centred.T @ centred / count)
+        values, vectors = eigen(centred.T @ centred / count)
         variances, directions = values.flip(0)[:rank], vectors.flip(1)[:, :rank].T
     else:
         with torch.random.fork_rng([]):

@@ -21,6 +21,32 @@ from ..errors import SurrogateError
 LOG_2PI = math.log(2 * math.pi)
 
 
+def eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues, ascending, and eigenvectors of symmetric matrices.
+
+    LAPACK's solver can fail in single precision, as for the scatter of two records with many zeros; double
+    precision then finds them.
+
+    Args:
+        matrix: (..., d, d), of which the lower triangle is read.
+
+    Returns:
+        Values (..., d) and vectors (..., d, d), in the matrix's precision.
+
+    Example:
+        >>> values, vectors = eigen(torch.tensor([[2.0, 1.0], [1.0, 2.0]]))
+        >>> values.tolist()
+        [1.0, 3.0]
+    """
+    try:
+        values, vectors = torch.linalg.eigh(matrix)
+    except torch.linalg.LinAlgError:
+        if matrix.dtype == torch.float64:
+            raise
+        values, vectors = (each.to(matrix.dtype) for each in torch.linalg.eigh(matrix.double()))
+    return values, vectors
+
+
 @dataclass(frozen=True)
 class Cluster:
     """One class during a fit.
@@ -403,7 +429,7 @@ class LowRank(CovarianceModel):
         """
         total = scatter.diagonal()
         if not isinstance(previous, LowRank):
-            values, vectors = torch.linalg.eigh(scatter)
+            values, vectors = eigen(scatter)
             factor = vectors[:, -rank:] * values[-rank:].clamp_min(0).sqrt()
             return cls(factor, (total - factor.square().sum(1)).clamp_min(floor))
         whitened = previous.factor / previous.variances[:, None]

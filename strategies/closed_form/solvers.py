@@ -20,7 +20,7 @@ from torch import Tensor
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.models.classifiers import Head, Quadratic
 from fedsurrogate.common.models.devices import stream
-from fedsurrogate.common.surrogates.covariances import LowRank
+from fedsurrogate.common.surrogates.covariances import LowRank, eigen
 from fedsurrogate.common.surrogates.surrogates import Header
 
 from .statistics import Factored, Statistics, Tridiagonal, dense, sum_of_squares
@@ -468,7 +468,7 @@ def cleaned(matrix: Tensor, noise: float) -> LowRank:
     """
     d = len(matrix)
     radius = noise * math.sqrt(2 * d)
-    values, vectors = torch.linalg.eigh(matrix)
+    values, vectors = eigen(matrix)
     apart = values[:, None] - values
     width = WIDTH * radius / math.sqrt(d)
     pushed = (apart / (apart.square() + max(width, 1e-12) ** 2)).mean(1)

@@ -20,7 +20,14 @@ from fedsurrogate.common.models.classifiers import class_indices
 from fedsurrogate.common.models.devices import stream
 from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.surrogates.class_sums import unfold
-from fedsurrogate.common.surrogates.covariances import Diagonal, Full, Gram, LowRank, Spherical
+from fedsurrogate.common.surrogates.covariances import (
+    Diagonal,
+    Full,
+    Gram,
+    LowRank,
+    Spherical,
+    eigen,
+)
 from fedsurrogate.common.surrogates.mixtures import Mixtures
 from fedsurrogate.common.surrogates.surrogates import Header, Surrogate, without_classes
 
@@ -327,7 +334,7 @@ class Tridiagonal:
             and (reduced := _reduced(scaled, columns, scale)) is not None
         ):
             return reduced
-        values, vectors = (part.double() for part in torch.linalg.eigh(scaled))
+        values, vectors = (part.double() for part in eigen(scaled))
         return cls.from_values((values * scale).clamp_min(0), vectors.T @ columns)
 
     @classmethod
@@ -455,7 +462,7 @@ def _projected(
             block = torch.linalg.qr(image.T - known.T @ inner[: own.stop, own]).Q
             # Again, so that a direction that is not new becomes another one that is.
             block = torch.linalg.qr(block - known.T @ (known @ block)).Q.T
-    values, vectors = (part.double() for part in torch.linalg.eigh(inner, UPLO="U"))
+    values, vectors = (part.double() for part in eigen(inner.mT))
     inside = vectors[:width].T @ start.R.double()
     values = (scale * values).clamp_min(0)
     weights, ratios = (

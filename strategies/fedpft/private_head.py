@@ -23,7 +23,7 @@ from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.privacy.shares import ALL, REMOVED, weight_of
 from fedsurrogate.common.surrogates.class_sums import unfold
-from fedsurrogate.common.surrogates.covariances import LowRank
+from fedsurrogate.common.surrogates.covariances import LowRank, eigen
 from fedsurrogate.common.surrogates.mixtures import Mixtures
 from fedsurrogate.common.surrogates.surrogates import Header, SumsSurrogate
 
@@ -416,7 +416,7 @@ def _spiked(matrix: Tensor, noise: float, rank: int | None) -> LowRank:
     stay above the centre and none below.
     """
     d = len(matrix)
-    values, vectors = torch.linalg.eigh(matrix)
+    values, vectors = eigen(matrix)
     radius = noise * math.sqrt(2 * d)
     away = values - values.median()
     spikes = (away.square() - radius**2).clamp_min(0).sqrt() * away.sign() * (away.abs() > radius)
@@ -534,7 +534,7 @@ def expected(components: Components, covariance: LowRank) -> tuple[Components, L
     if len(components.means) < 2:
         return components, covariance
     matrix = covariance.factor @ covariance.factor.T + covariance.variances.diag()
-    values, vectors = torch.linalg.eigh(matrix)
+    values, vectors = eigen(matrix)
     values = values.clamp_min(1e-12)
     shares = components.records / components.records.sum()
     centre = shares @ components.means

@@ -50,6 +50,7 @@ from fedsurrogate.common.surrogates.covariances import (
     LowRank,
     Spherical,
     StoredGram,
+    eigen,
 )
 from fedsurrogate.common.surrogates.mixtures import Frame, PublicMap
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate, SumsSurrogate
@@ -660,7 +661,7 @@ def whitened(head: Tensor, public: Tensor) -> Tensor:
     d = public.shape[1]
     apart = public - public.mean(0)
     covariance = apart.T @ apart / len(apart)
-    values, vectors = torch.linalg.eigh(covariance)
+    values, vectors = eigen(covariance)
     deviations = (values.clamp_min(0) + RIDGE * covariance.trace() / d).clamp_min(1e-12).sqrt()
     _, strengths, directions = torch.linalg.svd(head @ (vectors * deviations), full_matrices=False)
     rows: Tensor = (

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.surrogates.covariances import eigen
 
 from ..closed_form.solvers import cleaned
 from ..closed_form.statistics import Statistics
@@ -178,7 +179,7 @@ class Directions:
             covariance: (d, d).
             rounding: largest eigenvalue, about, of what rounding has changed in it.
         """
-        values, vectors = torch.linalg.eigh(covariance)
+        values, vectors = eigen(covariance)
         values = values.clamp_min(0)
         return cls(values, vectors, values, rounding)
 
@@ -193,7 +194,7 @@ class Directions:
         """
         clean = cleaned(covariance, noise)
         matrix = clean.factor @ clean.factor.T + clean.variances.diag()
-        values, vectors = torch.linalg.eigh(matrix)
+        values, vectors = eigen(matrix)
         radius = noise * math.sqrt(2 * len(matrix))
         return cls(values + added * radius, vectors, values)
 

@@ -30,7 +30,7 @@ from fedsurrogate.common.privacy.shares import ALL, EM_STEPS
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import FedPFTSettings
 from fedsurrogate.common.surrogates.class_sums import Sums, statistics
-from fedsurrogate.common.surrogates.covariances import Diagonal, Full, Spherical
+from fedsurrogate.common.surrogates.covariances import Diagonal, Full, Spherical, eigen
 from fedsurrogate.common.surrogates.mixtures import (
     Mixtures,
     MixtureSettings,
@@ -539,7 +539,7 @@ def _noisy_covariance(points: Tensor, total: Tensor, family: str, sigma: float) 
     if family == "full":
         matrix = torch.zeros(d, d, dtype=torch.float64)
         matrix[rows, columns] = matrix[columns, rows] = noisy
-        values, vectors = torch.linalg.eigh(matrix)
+        values, vectors = eigen(matrix)
         root = vectors * values.clamp_min(SMALLEST_VARIANCE).sqrt()
         # R of a QR decomposition of the transposed root is the covariance's Cholesky factor, up to
         # signs.
