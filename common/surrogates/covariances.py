@@ -40,7 +40,7 @@ def eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """
     try:
         values, vectors = torch.linalg.eigh(matrix)
-    except torch.linalg.LinAlgError:
+    except RuntimeError:
         if matrix.dtype == torch.float64:
             raise
         values, vectors = (each.to(matrix.dtype) for each in torch.linalg.eigh(matrix.double()))
