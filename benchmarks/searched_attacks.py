@@ -39,7 +39,7 @@ STEPS, FEW_STEPS = (0.3, 0.7, 1.4, 2.5), (0.7, 1.8)
 COUNTS = (1, 10)
 # Factors of a step between those of the grid, and the lies that are varied.
 BETWEEN, BEST = (0.7, 1.3), 3
-SEARCHED, HELD_OUT, HONEST = 0, (10, 11), range(10, 30)
+SEARCHED, HELD_OUT, HONEST = 0, range(10, 16), range(10, 30)
 # Columns and seed of the public projection; records that are used of a stored set.
 COLUMNS_KEPT, PUBLIC_SEED, RECORDS = 64, 17, 2000
 DIRECTIONS = ("nearest", "away", "random", "middle", "next class")
