@@ -273,9 +273,8 @@ class Evidence(ABC):
 class Sites(Evidence):
     """Statistics of S sites in k directions, in which records vary by about one.
 
-    Harm is the share of each judge's records that a site turns wrong: what the head of all but the
-    judge places right without the site, less what it places right with it. The noise is that of class
-    means, (S, C).
+    Harm is the share of each judge's records that a site turns wrong: what a head places right
+    without the site, less what it places right with it. The noise is that of class means, (S, C).
 
     Attributes:
         counts: records, (S, C).
@@ -370,7 +369,7 @@ class Decided:
 
 
 def judged(evidence: Evidence) -> Decided:
-    """The weights with which no site harms more than one in five of the others, and at least two, by
+    """The weights with which no site harms more than one in five of the sites, and at least two, by
     more than the evidence's limit, as far as what they sent shows.
 
     A site that harms by more than the limit for leaving out is left out, unless it is needed; and any
@@ -661,8 +660,8 @@ CODED = ("known", "totals", "squares", "sums", "features", "noise")
 class Outputs(Evidence):
     """The sums of S sites in k directions, in which records vary by about one.
 
-    Harm is by how much better the model of all but the judge puts the judge's records in order without a
-    site than with it, by the mean over the outputs. The noise is that of the sums, (S, o).
+    Harm is by how much better a model puts the judge's records in order without a site than with
+    it, by the mean over the outputs. The noise is that of the sums, (S, o).
 
     Attributes:
         ordering: of the order.
