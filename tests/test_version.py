@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,10 @@ NUMBER = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["versio
 
 
 @pytest.fixture(autouse=True)
-def _asked_again() -> None:
+def _asked_again() -> Iterator[None]:
+    """Before, and after: other tests of this process must not see a number that one of these made."""
+    version.own_version.cache_clear()
+    yield
     version.own_version.cache_clear()
 
 
