@@ -35,6 +35,7 @@ from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.settings import Settings
 from fedsurrogate.common.settings.base import Scalar, parse_settings
 from fedsurrogate.common.surrogates.surrogates import in_class_order
+from fedsurrogate.common.targets.metrics import metric_text
 from fedsurrogate.common.wire.model_proto import load_model
 from fedsurrogate.server_app.deployment.submit import OnEvent
 from fedsurrogate.server_app.monitoring.watch import Progress
@@ -179,7 +180,9 @@ class Result:
         shown = "accuracy unknown" if accuracy is None else in_words(scores_of(self.metrics))
         if measured := self.metric_values:
             output, values = next(iter(measured.items()))
-            shown = f"{output}: " + ", ".join(f"{key} {each:.4g}" for key, each in values.items())
+            shown = f"{output}: " + ", ".join(
+                f"{key} {metric_text(key, each)}" for key, each in values.items()
+            )
         return f"Result({self._settings()['method']}, {used} sites, {shown}, {self.bytes} bytes up)"
 
     def _accuracy(self) -> float | None:

@@ -119,7 +119,7 @@ def _show(run: Run, node: NodeConfig, as_json: bool) -> None:
 
 def _text(value: object) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{key} {number:.4g}" for key, number in value.items())
+        return ", ".join(f"{key} {number:.6g}" for key, number in value.items())
     if isinstance(value, list):
         return ", ".join(map(str, value))
     return f"{value:.6g}" if isinstance(value, float) else "" if value is None else str(value)

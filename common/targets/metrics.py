@@ -120,6 +120,9 @@ IN_WORDS = {
     "rmse": "root mean squared error",
     "r2": "R²",
 }
+# Metrics that are numbers of records, and those that are at most 1.
+COUNTS = ("records", "positive", "events")
+SHARES = ("auroc", "brier", "concordance", "r2")
 Sums = dict[str, float]
 
 
@@ -180,12 +183,37 @@ def metrics_of(sums: Mapping[str, float]) -> dict[str, dict[str, float]]:
         >>> metrics_of({f"regression.0.age.{name}": value for name, value in sums.items()})
         {'age': {'records': 2.0, 'mae': 1.0, 'rmse': 1.0, 'r2': 0.75}}
     """
-    by_output: dict[tuple[str, str], Sums] = {}
+    by_output: dict[tuple[int, str, str, str], Sums] = {}
     for name, value in sums.items():
         match = NAME.fullmatch(name)
         if match is not None and match[1] in TARGETS:
-            by_output.setdefault((match[1], match[3]), {})[match[4]] = value
-    return {output: _metrics(TARGETS[kind], own) for (kind, output), own in by_output.items()}
+            key = (len(match[2]), match[2], match[1], match[3])
+            by_output.setdefault(key, {})[match[4]] = value
+    # Messages sort their names, by which the eleventh output stands after the second.
+    return {
+        output: _metrics(TARGETS[kind], own)
+        for (*_, kind, output), own in sorted(by_output.items())
+    }
+
+
+def metric_text(name: str, value: float | None) -> str:
+    """A metric as people read it: counts as whole numbers, others with three or four digits.
+
+    Args:
+        name: of the metric.
+        value: None where the test records do not determine it.
+
+    Example:
+        >>> metric_text("records", 12345.0), metric_text("auroc", 1.0), metric_text("mae", 1e-4 / 3)
+        ('12,345', '1.000', '3.333e-05')
+        >>> metric_text("mae", 31415.9), metric_text("r2", None)
+        ('31,416', '-')
+    """
+    if value is None:
+        return "-"
+    if name in COUNTS or abs(value) >= 10_000:
+        return f"{value:,.0f}"
+    return f"{value:.3f}" if name in SHARES else f"{value:.4g}"
 
 
 def _metrics(kind: Kind, own: Mapping[str, float]) -> dict[str, float]:

@@ -413,12 +413,12 @@ def _measured(metric_values: dict[str, Any], title: str) -> Table:
     """Table of what a model answers, and how well."""
     from rich.table import Table
 
-    from fedsurrogate.common.targets.metrics import IN_WORDS
+    from fedsurrogate.common.targets.metrics import IN_WORDS, metric_text
 
     names = list(dict.fromkeys(name for own in metric_values["all"].values() for name in own))
     table = Table("", *(IN_WORDS.get(name, name) for name in names), title=title)
     for output, own in metric_values["all"].items():
-        table.add_row(output, *(f"{own[name]:.4g}" if name in own else "" for name in names))
+        table.add_row(output, *(metric_text(name, own.get(name)) for name in names))
     return table
 
 

@@ -17,7 +17,7 @@ from fedsurrogate.common.methods import METHODS
 from fedsurrogate.common.models.classifiers import target_of_model
 from fedsurrogate.common.privacy.mechanism import NOT_COVERED
 from fedsurrogate.common.signed_models.signed_model import SignedModel
-from fedsurrogate.common.targets.metrics import IN_WORDS, answer_columns, facts_of
+from fedsurrogate.common.targets.metrics import IN_WORDS, answer_columns, facts_of, metric_text
 from fedsurrogate.strategies.counting.strategy import payload_of
 
 from ..report.counts_view import view_of
@@ -226,7 +226,7 @@ def _simulated(metrics: Json) -> Measured | None:
         listed = ["On the test data of the simulation. It says little about other hospitals.", ""]
         for name, own in rows.items():
             shown = ", ".join(
-                f"{for_markdown(IN_WORDS.get(key, key))} {value:.4g}"
+                f"{for_markdown(IN_WORDS.get(key, key))} {metric_text(key, value)}"
                 for key, value in as_numbers(own).items()
             )
             listed.append(f"- {for_markdown(name)}: {shown}")

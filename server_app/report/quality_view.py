@@ -22,7 +22,7 @@ from fedsurrogate.common.pages.svg import (
     trusted,
     undefined_because,
 )
-from fedsurrogate.common.targets.metrics import IN_WORDS
+from fedsurrogate.common.targets.metrics import IN_WORDS, metric_text
 from fedsurrogate.common.targets.registry import TARGETS
 
 from ..runs.reader import RunFolder
@@ -196,7 +196,7 @@ def metrics_view(run: RunFolder) -> MetricsView | None:
         return None
     names = tuple(dict.fromkeys(name for _, _, own in rows for name in own))
     table = tuple(
-        (place, output, tuple(_text(own.get(name)) for name in names))
+        (place, output, tuple(metric_text(name, own.get(name)) for name in names))
         for place, output, own in rows
     )
     kind = TARGETS.get(str(as_table(run.manifest.get("config")).get("task")))
@@ -215,15 +215,6 @@ def _choices(run: RunFolder) -> tuple[str, ...]:
     learning = as_table(run.metrics.get("learning"))
     found = ((key, learning.get(key)) for key in ("label code", "label moment"))
     return tuple(f"{key}: {value}" for key, value in found if isinstance(value, str))
-
-
-def _text(value: float | None) -> str:
-    """A metric; a hyphen where the test records do not determine it."""
-    if value is None:
-        return "-"
-    if value.is_integer():
-        return f"{value:,.0f}"
-    return f"{value:.3f}" if abs(value) < 1 else f"{value:.4g}"
 
 
 def _score(name: str, values: list[float]) -> str:

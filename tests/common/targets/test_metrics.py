@@ -177,6 +177,15 @@ def test_whatever_a_site_reports_gives_metrics_or_nothing(reported: dict[str, ob
         assert own["records"] >= 0
 
 
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.text(min_size=1, max_size=5), min_size=1, max_size=120, unique=True))
+def test_outputs_stand_in_their_own_order_after_a_message(outputs: list[str]) -> None:
+    target = json.dumps({"name": "multilabel", "columns": outputs})
+    values = torch.zeros(2, len(outputs))
+    text = packed(measured(target, tuple(outputs), values, values))
+    assert list(metrics_of(added([json.loads(text)]))) == outputs
+
+
 @pytest.mark.parametrize("number", [None, 3, b"multilabel.0.a.records"])
 def test_what_is_no_text_names_no_sum(number: object) -> None:
     assert not is_metric(number)
