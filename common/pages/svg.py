@@ -354,6 +354,7 @@ footer dd { margin: 0; }
   .dense thead { display: none; }
   .dense tr { display: block; padding: 6px 0; border-bottom: 1px solid var(--line); }
   .dense tbody tr:last-child { border-bottom: 0; }
+  .dense td, .scroll .dense td { width: auto; min-width: 0; }
   .dense td { display: flex; justify-content: space-between; gap: 12px; padding: 2px 8px; border: 0; text-align: right; }
   .dense td::before { content: attr(data-name); color: var(--quiet); text-align: left; }
   .dense .limits { display: inline; font-size: 12px; }

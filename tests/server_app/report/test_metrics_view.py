@@ -32,9 +32,9 @@ def test_the_page_has_what_the_run_measured_and_its_score_first(
     assert f"reaches {score} on test records" in heading
     assert "not measured" not in page
     for name, own in run.metric_values.items():
-        assert f'<td>all sites</td><td class="name">{name}</td>' in page
-        assert f'<td class="number">{own["mae"]:.4g}</td>' in page
+        assert f'>all sites</td><td class="name" data-name="answer">{name}</td>' in page
+        assert f">{own['mae']:.4g}</td>" in page
     sites = page.partition("<h2>Sites</h2>")[2]
     trained = run.metrics["card"]["records"].values()
-    assert all(f'<td class="number">{records}</td>' in sites for records in trained)
+    assert all(f'data-name="records">{records}</td>' in sites for records in trained)
     assert "whether each class" not in sites
