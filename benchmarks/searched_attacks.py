@@ -12,7 +12,12 @@ partition first, and in how many partitions any site was suspected. Features of 
 through a public random projection to 64 dimensions. Heads are in closed form, or trained on few
 samples for ten components. The file is of one run: it is written anew after every row.
 
+`--by-hospital` tells every lie of that file on the held-out seeds again, and measures what each honest
+hospital loses of test records like its own (its classes, and its style in PACS): the largest loss of
+one hospital, and the second largest, which is what the defence limits.
+
     python benchmarks/searched_attacks.py
+    python benchmarks/searched_attacks.py --by-hospital
     python benchmarks/searched_attacks.py --only "digits 0.5" --dry-run
 """
 
@@ -27,6 +32,7 @@ from torch import Tensor
 
 from benchmarks.harness.options import described
 from benchmarks.harness.results import report
+from benchmarks.harness.results import stored as stored_rows
 from benchmarks.harness.samples import sample_folder, stored_features
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.covariances import LowRank
@@ -47,6 +53,7 @@ COVARIANCES = ("narrow", "wide", "along")
 PARTS = ("a third", "mirrored")
 COLUMNS = ("data", "sites", "hostile", "epsilon", "components", "seeds", "honest alone %")
 COLUMNS += ("same lie, none", "worst loss", "mean loss", "lie", "named", "accused", "lies tried")
+BY_HOSPITAL = (*COLUMNS[:6], "one hospital", "second hospital", "mean of one", "mean of second")
 SETTINGS: dict[str, dict[str, Any]] = {
     "1": {},
     "10": {"fedpft.components": 10, "fedpft.samples-per-component": 3, "head.min-steps": 60}
@@ -69,6 +76,14 @@ class Lie:
         words = [f"{self.direction} {self.step:g}", f"counts x{self.counts}"]
         extra = {"classes": self.classes, "covariance": self.covariance, "part": self.part}
         return ", ".join(words + [f"{k} {v}" for k, v in extra.items() if v not in ("all", "own")])
+
+    @classmethod
+    def read(cls, words: str) -> "Lie":
+        """The lie that these words say."""
+        way, counts, *extra = words.split(", ")
+        direction, _, step = way.rpartition(" ")
+        more = dict(each.split(" ", 1) for each in extra)
+        return cls(direction, float(step), int(counts.removeprefix("counts x")), **more)
 
 
 def ways(centres: Tensor, direction: str) -> Tensor:
@@ -188,6 +203,23 @@ class Federation:
             return 100.0, {f"({type(error).__name__})"}
         return self.alone - accuracy, named
 
+    def right(self, sent: Sequence[AnySurrogate], rule: str) -> Tensor:
+        """Whether each test record is placed right, (n,)."""
+        head = learn(sent, self.runs[rule], "cpu", self.classes).head
+        names = torch.tensor([int(name) for name in head.header.classes])
+        return (names[head.scores(self.test[0]).argmax(1)] == self.test[1]).double()
+
+    def by_hospital(self, lie: Lie, mine: Sequence[Tensor]) -> list[float]:
+        """Points that each honest site loses of its own kind of records, the largest first.
+
+        Args:
+            lie: of the hostile sites.
+            mine: weights of the test records for each honest site, (n,).
+        """
+        told = [*self.good, *(with_lie(each, lie) for each in self.bad)]
+        lost = self.right(self.good, "none") - self.right(told, "auto")
+        return sorted((100 * float(lost @ w / w.sum()) for w in mine), reverse=True)
+
     def worst(self, lies: Sequence[Lie], rule: str) -> list[tuple[float, Lie, set[str]]]:
         """The lies by their loss, the largest first, and who was suspected."""
         found = [(*self.loss(lie, rule), lie) for lie in dict.fromkeys(lies)]
@@ -261,12 +293,49 @@ PLAN = (
 )
 
 
+def like_own(place: str, parts: Sequence[Data], test: Data) -> list[Tensor]:
+    """For each site weights of the test records (n,): its classes, and its style in PACS."""
+    labels = test[1]
+    styles = torch.zeros(len(labels))
+    if place == "pacs":
+        styles[len(stored("pacs-photo", "test")[1]) :] = 1
+    weights = []
+    for index, (_, own) in enumerate(parts):
+        style = float(place == "pacs" and index >= len(parts) - len(parts) // 2)
+        there = styles == style
+        classes = int(labels.max()) + 1
+        tested = torch.bincount(labels[there], minlength=classes).clamp_min(1)
+        share = torch.bincount(own, minlength=classes) / tested
+        weights.append(torch.where(there, share[labels], 0.0).double())
+    return weights
+
+
+def by_hospital(row: Sequence[Any]) -> tuple[Any, ...]:
+    """What hospitals lose by the lie of a row, over its seeds."""
+    place, count, hostile, epsilon, components = row[:5]
+    make, alpha = PLACES[place]
+    found = []
+    for seed in HELD_OUT:
+        parts, test = make(alpha, seed, count)
+        own = Federation(parts, test, hostile, {"seed": seed} | kind_of(epsilon, components))
+        mine = like_own(place, parts, test)[: count - hostile]
+        found.append(own.by_hospital(Lie.read(row[COLUMNS.index("lie")]), mine))
+    first, second = (max(each[at] for each in found) for at in (0, 1))
+    means = (mean(each[at] for each in found) for at in (0, 1))
+    return (*row[:5], len(found), *(round(each, 1) for each in (first, second, *means)))
+
+
+def kind_of(epsilon: str, components: str) -> dict[str, Any]:
+    """Settings of a row."""
+    if epsilon == "none":
+        return SETTINGS[components]
+    return {"epsilon": float(epsilon), "delta": 1e-5, "fedpft.covariance": "spherical"}
+
+
 def row_of(place: str, count: int, hostile: int, epsilon: str, components: str) -> tuple[Any, ...]:
     """The row of one kind of federation."""
     make, alpha = PLACES[place]
-    kind, several = SETTINGS[components], components != "1"
-    if epsilon != "none":
-        kind = {"epsilon": float(epsilon), "delta": 1e-5, "fedpft.covariance": "spherical"}
+    kind, several = kind_of(epsilon, components), components != "1"
 
     def federation(seed: int) -> Federation:
         return Federation(*make(alpha, seed, count), hostile, {"seed": seed} | kind)
@@ -305,7 +374,19 @@ def main() -> None:
     parser.add_argument("--only", default="", help="data, as the table names them")
     parser.add_argument("--name", default="searched-attacks", help="of the file of results")
     parser.add_argument("--dry-run", action="store_true", help="print rows and write no file")
+    parser.add_argument("--by-hospital", action="store_true", help="what each hospital loses")
     options = parser.parse_args()
+    if options.by_hospital:
+        kept = [row for row in stored_rows(options.name)["rows"] if row[COLUMNS.index("lie")]]
+        rows = list[tuple[Any, ...]]()
+        for row in kept:
+            if not options.only or row[0] == options.only:
+                rows.append(by_hospital(row))
+                print(*rows[-1], sep="\t", flush=True)
+        if not options.dry_run:
+            title = "what honest hospitals lose by those lies, of records like their own"
+            report("searched-attacks-by-hospital", title, BY_HOSPITAL, rows)
+        return
     have = (sample_folder() / "features").exists()
     rows = list[tuple[Any, ...]]()
     for place, sites, epsilon, components in PLAN:
