@@ -191,7 +191,12 @@ def _print_result(folder: Path, metrics: dict[str, Any]) -> None:
 
 def plan(
     run_config: RunSettings = None,
-    classes: Annotated[int, typer.Option(min=1, help="Number of classes at a site.")] = 10,
+    classes: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Number of classes at a site; 0: those that the run names, or ten."
+        ),
+    ] = 0,
     records: Annotated[
         int, typer.Option(min=1, help="Number of training records at a site.")
     ] = 1000,
@@ -234,6 +239,7 @@ def plan(
         raise ConfigError(
             "--classes = 1: a model tells two classes apart, or more; give 2 at least"
         )
+    classes = classes or len(config.settings.classes) or 10
     known_dimension = dimension or find_dimension(config.settings)
     check_payload(config, known_dimension, classes, records)
     rows = costs(config, known_dimension, classes, records, rounds)

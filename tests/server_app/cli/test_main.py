@@ -319,9 +319,11 @@ def test_a_plan_fills_the_fields_of_an_impact_assessment_with_its_own_figures(
 ) -> None:
     """Those that only people know say so; nothing promises privacy that the plan has not."""
     settings = "classes=no,yes" + " epsilon=2.0 delta=1e-5" * private
-    given = ("--classes", 2, "--dimension", 64, "-c", settings)
+    given = ("--dimension", 64, "-c", settings)
     assert coordinator(monkeypatch, "plan", "--json", *given) == 0
     (row, *_) = json.loads(capsys.readouterr().out)
+    assert coordinator(monkeypatch, "plan", "--json", "--classes", 2, *given) == 0
+    assert json.loads(capsys.readouterr().out)[0] == row, "the classes that the run names"
     assert coordinator(monkeypatch, "plan", "--dpia", "--json", *given) == 0
     fields = {each["field"]: each["text"] for each in json.loads(capsys.readouterr().out)}
     assert human_bytes(row["up"]) in fields["Data that leave"]
