@@ -44,8 +44,7 @@ from fedsurrogate.common.surrogates.covariances import eigen
 
 from .calibration import SCORES, Calibration, abstain_limit
 from .held_out import HeldOut
-from .target_report import HEADING, Pictures
-from .target_report import PAGE as TARGET_PAGE
+from .target_report import HEADING, page_of_target, target_facts
 from .thresholds import Wish, calibrated_classes, calibrated_labels
 
 PAGE = (
@@ -149,14 +148,6 @@ def page_of(facts: Mapping[str, Any]) -> str:
         "auroc_first": leads_with_auroc(majority),
     }
     return render_page(PAGE, values).lstrip()
-
-
-def page_of_target(content: Mapping[str, Any], pictures: Pictures) -> str:
-    """The page for the content of evaluation.json, and pictures as HTML by title."""
-    drawn = [(title, trusted(picture)) for title, picture in pictures]
-    return render_page(
-        TARGET_PAGE, {"e": content, "pictures": drawn, "undrawn": undrawn()}
-    ).lstrip()
 
 
 SAMPLES = 20_000
@@ -387,8 +378,6 @@ def evaluate(
         "left_out": held.left_out,
     }
     if target_of_model(classifier):
-        from .target_report import target_facts
-
         calibration, rest = calibrated_labels(classifier, held, calibration, wish)
         facts, pictures = target_facts(classifier, rest, calibration, wish.draws)
         content |= facts | {"calibration": asdict(calibration)}

@@ -39,7 +39,7 @@ OF_LABELS = {
     "auroc": "auroc",
     "auprc": "average_precision",
     "brier": "brier",
-    "sensitivity_at_specificity": "sensitivity",
+    "sensitivity_at_specificity": "sensitivity_at_specificity",
 }
 # Of the standard deviation of differences: limits of agreement hold 95 % of normal ones.
 WIDTH = 1.96
@@ -65,7 +65,7 @@ def label_metrics(
         draws: number of samples.
 
     Returns:
-        By label: "auroc", "average_precision", "brier", "sensitivity" at a specificity of 0.9,
+        By label: "auroc", "average_precision", "brier", "sensitivity_at_specificity" of 0.9,
         "calibration_intercept", "calibration_slope", "calibration_error"; where the prevalence of the
         site differs, what both were before; and with a threshold its sensitivity and specificity.
         Means are over labels with both kinds of records, and their name tells which are left out.

@@ -16,8 +16,24 @@ import torch
 from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.models.class_metrics import Array, Metric, curves_of
 from fedsurrogate.common.models.classifiers import Classifier, scores_alone, target_of_model
-from fedsurrogate.common.pages.svg import MOST_DRAWN, curve_pictures, page_head, render_page
-from fedsurrogate.common.targets.metrics import answers_of, facts_of, measured, metrics_of
+from fedsurrogate.common.pages.svg import (
+    MOST_DRAWN,
+    curve_pictures,
+    page_head,
+    render_page,
+    trusted,
+    undrawn,
+)
+from fedsurrogate.common.targets.metrics import (
+    IN_WORDS,
+    answers_of,
+    facts_of,
+    measured,
+    metric_text,
+    metrics_of,
+    score_in_words,
+)
+from fedsurrogate.common.targets.registry import TARGETS
 
 from . import target_metrics
 from .calibration import PRESENT, Calibration, decided_answers
@@ -42,22 +58,22 @@ HEADING = (
 PAGE = (
     HEADING
     + """\
-<h1>{{ e.count }} records.</h1>
+<h1>{{ score ~ " on " if score }}{{ e.count }} records.</h1>
 <p>{% if e.adapted %}The model is this site's own version of the shared one. {% endif %}
 {{ e.records | capitalize }}{% if e.left_out %}; {{ e.left_out }} more cannot be used{% endif %}.
 {% if e.calibration.note %}Decisions: {{ e.calibration.note }}. {% endif %}
 Intervals are percentiles of {{ "whole patients" if e.patients else "records" }} drawn with replacement.</p>
 </header>
-{% for name, own in e.metric_values.items() %}
-<section class="card"><h2>{{ name }}</h2><div class="scroll"><table>
-<thead><tr><th>metric</th><th class="number">value</th><th class="number">95 % interval</th>
-<th class="number">records</th></tr></thead><tbody>
-{% for key, m in own.items() %}<tr><td>{{ key | replace("_", " ") }}</td>
-<td class="number">{{ "undefined" if m.value is none else "%.4g" | format(m.value) }}</td>
-<td class="number">{% if m.low is not none %}{{ "%.4g to %.4g" | format(m.low, m.high) }}{% endif %}</td>
-<td class="number">{{ m.support }}</td></tr>
-{% endfor %}</tbody></table></div></section>
-{% endfor %}
+<section class="card"><h2>What the model answers</h2><div class="scroll" tabindex="0"><table class="dense">
+<thead><tr><th>answer</th><th class="number">records</th>
+{% for name in columns.values() %}<th>{{ name }}</th>{% endfor %}</tr></thead><tbody>
+{% for answer, records, cells in rows %}<tr><td data-name="answer">{{ answer }}</td>
+<td class="number" data-name="records">{{ records }}</td>
+{% for key, name in columns.items() %}<td data-name="{{ name }}"><span>
+{% if key in cells %}{{ cells[key][0] }} <span class="quiet limits">{{ cells[key][1] }}</span>{% endif %}
+</span></td>{% endfor %}</tr>
+{% endfor %}</tbody></table></div>
+<p class="after quiet">Below a value: its interval of 95 %, and the number n of records where it is not of all.</p></section>
 {% if undrawn %}<p class="quiet">{{ undrawn }}.</p>{% endif %}
 {% for title, picture in pictures %}
 <figure class="card"><h2>{{ title }}</h2><div class="plots">{{ picture }}</div></figure>
@@ -95,6 +111,51 @@ class Answers:
         """The true values (n,) of an output."""
         column: Array = self.values[:, list(self.facts["columns"]).index(name)]
         return column
+
+
+def page_of_target(content: Mapping[str, Any], pictures: Pictures) -> str:
+    """The page of an evaluation.
+
+    Args:
+        content: of evaluation.json.
+        pictures: as HTML, with titles.
+    """
+    answers: Mapping[str, Mapping[str, Any]] = content["metric_values"]
+    rows = []
+    for answer, own in answers.items():
+        records = max(each["support"] for each in own.values())
+        cells = {
+            key.removeprefix("macro_"): (
+                "undefined" if each["value"] is None else metric_text(key, each["value"]),
+                _below(key, each, records),
+            )
+            for key, each in own.items()
+        }
+        rows.append((answer, records, cells))
+    keys = dict.fromkeys(key for _, _, cells in rows for key in cells)
+    scores = {
+        kind.score: [own[kind.score]["value"] for own in answers.values() if kind.score in own]
+        for kind in TARGETS.values()
+    }
+    known = {name: [each for each in own if each is not None] for name, own in scores.items()}
+    score = next((score_in_words(name, own) for name, own in known.items() if own), "")
+    values = {
+        "e": content,
+        "score": score[:1].upper() + score[1:],
+        "rows": rows,
+        "columns": {key: IN_WORDS.get(key, key.replace("_", " ")) for key in keys},
+        "pictures": [(title, trusted(picture)) for title, picture in pictures],
+        "undrawn": undrawn(),
+    }
+    return render_page(PAGE, values).lstrip()
+
+
+def _below(key: str, metric: Mapping[str, Any], records: int) -> str:
+    """The interval of a metric, and its records if they are not all."""
+    words = [] if metric["support"] == records else [f"n {metric['support']:,}"]
+    if metric["low"] is not None:
+        words.insert(0, " to ".join(metric_text(key, metric[end]) for end in ("low", "high")))
+    return ", ".join(words)
 
 
 def target_facts(

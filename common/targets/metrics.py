@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -119,10 +119,15 @@ IN_WORDS = {
     "mae": "mean absolute error",
     "rmse": "root mean squared error",
     "r2": "R²",
+    "icc": "ICC",
+    "concordance_ipcw": "concordance (IPCW)",
+    "dynamic_auc": "dynamic AUC",
+    "integrated_brier": "integrated Brier score",
+    "sensitivity_at_specificity": "sensitivity at specificity 0.9",
 }
-# Metrics that are numbers of records, and those that are at most 1.
+# Metrics that are numbers of records, and those in the unit of a number.
 COUNTS = ("records", "positive", "events")
-SHARES = ("auroc", "brier", "concordance", "r2")
+IN_UNIT = ("mae", "rmse", "bias", "agreement_low", "agreement_high")
 Sums = dict[str, float]
 
 
@@ -213,7 +218,26 @@ def metric_text(name: str, value: float | None) -> str:
         return "-"
     if name in COUNTS or abs(value) >= 10_000:
         return f"{value:,.0f}"
-    return f"{value:.3f}" if name in SHARES else f"{value:.4g}"
+    return f"{value:.4g}" if name in IN_UNIT else f"{value:.3f}"
+
+
+def score_in_words(score: str, values: Sequence[float]) -> str:
+    """The score of a model for a heading; empty where no output has one.
+
+    Args:
+        score: the metric of the kind of target.
+        values: of its outputs.
+
+    Example:
+        >>> score_in_words("auroc", [0.5, 1.0]), score_in_words("r2", [0.25])
+        ('a mean AUROC of 0.750 over 2 answers', 'R² 0.250')
+    """
+    if not values:
+        return ""
+    mean, words = sum(values) / len(values), IN_WORDS.get(score, score)
+    if len(values) == 1:
+        return f"{words} {mean:.3f}"
+    return f"a mean {words} of {mean:.3f} over {len(values)} answers"
 
 
 def _metrics(kind: Kind, own: Mapping[str, float]) -> dict[str, float]:

@@ -22,7 +22,7 @@ from fedsurrogate.common.pages.svg import (
     trusted,
     undefined_because,
 )
-from fedsurrogate.common.targets.metrics import IN_WORDS, metric_text
+from fedsurrogate.common.targets.metrics import IN_WORDS, metric_text, score_in_words
 from fedsurrogate.common.targets.registry import TARGETS
 
 from ..runs.reader import RunFolder
@@ -206,7 +206,7 @@ def metrics_view(run: RunFolder) -> MetricsView | None:
         table,
         ""
         if kind is None
-        else _score(kind.score, [own[kind.score] for own in together if kind.score in own]),
+        else score_in_words(kind.score, [own[kind.score] for own in together if kind.score in own]),
         _choices(run),
     )
 
@@ -215,15 +215,6 @@ def _choices(run: RunFolder) -> tuple[str, ...]:
     learning = as_table(run.metrics.get("learning"))
     found = ((key, learning.get(key)) for key in ("label code", "label moment"))
     return tuple(f"{key}: {value}" for key, value in found if isinstance(value, str))
-
-
-def _score(name: str, values: list[float]) -> str:
-    if not values:
-        return ""
-    mean, words = sum(values) / len(values), IN_WORDS.get(name, name)
-    if len(values) == 1:
-        return f"{words} {mean:.3f}"
-    return f"a mean {words} of {mean:.3f} over {len(values)} answers"
 
 
 STATISTICS = {"counts": "class sizes", "sums": "class sums", "squares": "second moments"}

@@ -137,9 +137,11 @@ def test_measures_of_labels_are_those_of_the_libraries_on_annotated_records() ->
         slope = metric_values["calibration_slope"]
         assert (slope.low, slope.high) == pytest.approx(tuple(fit.conf_int()[1]), abs=1e-6)
         threshold = np.quantile(of[own == 0], 0.9)
-        assert found["sensitivity"] == pytest.approx((of[own == 1] > threshold).mean(), abs=0.03)
+        assert found["sensitivity_at_specificity"] == pytest.approx(
+            (of[own == 1] > threshold).mean(), abs=0.03
+        )
         assert known.sum() == metric_values["auroc"].support
-        assert own.sum() == metric_values["sensitivity"].support
+        assert own.sum() == metric_values["sensitivity_at_specificity"].support
         for key, each in metric_values.items():
             if key == "calibration_error":
                 continue

@@ -5,6 +5,7 @@ the site decides, and all of it is written.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from fedsurrogate.common.models.class_metrics import Metric
 from fedsurrogate.common.models.classifiers import Head, scores_alone
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.signed_models.signed_model import SignedModel, make_signed_model
-from fedsurrogate.common.targets.metrics import answers_of
+from fedsurrogate.common.targets.metrics import IN_WORDS, answers_of, metric_text
 from tests.client_app.model_use.test_adaptation import FACTS, OUTPUTS, head, records
 from tests.client_app.model_use.test_decisions import KEY
 from tests.client_app.model_use.test_decisions import head as of_classes
@@ -114,6 +115,27 @@ def test_values_of_the_outputs_are_judged_and_written(
     assert shown.count("<figure") == TITLES[kind]
     assert ("own version of the shared one" in shown) is adapted
     assert "whole patients drawn" in " ".join(shown.split())
+    rows = re.findall(r'<tr><td data-name="answer">(.*?)</td>(.*?)</tr>', shown, re.DOTALL)
+    assert [name for name, _ in rows] == list(wanted)
+    for (_, cells), of_answer in zip(rows, wanted.values(), strict=True):
+        texts = re.findall(r'data-name="([^"]*)">(.*?)</td>', cells, re.DOTALL)
+        words = {name: re.sub("<[^>]*>", " ", text).split() for name, text in texts}
+        records = max(each["support"] for each in of_answer.values())
+        assert words.pop("records") == [str(records)]
+        for key, each in of_answer.items():
+            name = key.removeprefix("macro_")
+            value, *below = words.pop(IN_WORDS.get(name, name.replace("_", " ")))
+            assert value == (
+                "undefined" if each["value"] is None else metric_text(key, each["value"])
+            )
+            if each["low"] is not None:
+                low, _, high = " ".join(below).partition(",")[0].split()
+                assert (low, high) == (
+                    metric_text(key, each["low"]),
+                    metric_text(key, each["high"]),
+                )
+            assert ("n" in below) == (each["support"] != records)
+        assert not any(words.values()), "a cell of another answer's metric is empty"
 
 
 def test_more_labels_than_colours_are_drawn_in_several_pictures() -> None:
