@@ -26,6 +26,7 @@ from fedsurrogate.server_app.report.tables import TITLES, layout, warnings_of
 from fedsurrogate.server_app.runs.reader import read_run
 from fedsurrogate.server_app.runs.writer import RunWriter
 from fedsurrogate.strategies.base.outcome import Outcome
+from fedsurrogate.strategies.robustness import harm
 from tests.documents import ROOT
 from tests.server_app.report.test_build import flat, make_run, report
 
@@ -102,6 +103,26 @@ def test_a_run_that_sends_once_stands_at_its_bytes_next_to_rounds(
     low, high = by_bytes.axes[0].get_xlim()
     assert 0 < low < sent < ROUNDS[-1]["bytes_up"] < high
     assert ">0 B<" not in page
+
+
+@pytest.mark.parametrize(
+    ("task", "most", "out"),
+    [
+        ("classification", harm.MOST, harm.OUT),
+        ("multilabel", harm.AREA.most, harm.AREA.out),
+        ("regression", harm.CONCORDANCE.most, harm.CONCORDANCE.out),
+        ("survival", harm.CONCORDANCE.most, harm.CONCORDANCE.out),
+    ],
+)
+def test_what_a_site_may_cost_is_what_the_defence_allows(
+    tmp_path: Path, task: str, most: float, out: float
+) -> None:
+    folder = full_run(tmp_path / "run")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["config"]["task"] = task
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    words = f"costs more than {100 * most:g} % counts less; above {100 * out:g} % it is left out"
+    assert words in flat(write_report(folder).read_text())
 
 
 def test_a_run_that_sends_once_records_its_bytes(tmp_path: Path) -> None:
