@@ -369,6 +369,8 @@ def within(own: Components) -> float:
 
 # A part of which less is left than this share of the other's is shrunk.
 MOSTLY = 0.2
+# How often chance alone seems to be a difference along one line.
+RARELY = 0.001
 
 
 def shrink_directions(pooled: Components, own: OwnParts) -> Components:
@@ -385,6 +387,8 @@ def shrink_directions(pooled: Components, own: OwnParts) -> Components:
 
     Source: James & Stein 1961, for blocks of dimensions.
     """
+    from scipy.special import chdtri
+
     means, d = pooled.means, pooled.means.shape[1]
     shares = pooled.records / pooled.records.sum()
     apart = torch.eye(len(shares), dtype=means.dtype) - shares
@@ -399,9 +403,15 @@ def shrink_directions(pooled: Components, own: OwnParts) -> Components:
         max(0.0, 1 - size * chance / each) if each > 0 else 0.0
         for (size, _), each in zip(parts, seen, strict=True)
     ]
-    if not any(left):
+    # Along one line chance alone often is more than on average: that shrinks no other part.
+    by_chance = float(chdtri(len(shares) - 1, RARELY)) / (len(shares) - 1) * chance
+    most = max(
+        share if size > 1 or each > by_chance else 0.0
+        for share, (size, _), each in zip(left, parts, seen, strict=True)
+    )
+    if not most:
         return pooled
-    kept = [each / max(left) if each < MOSTLY * max(left) else 1.0 for each in left]
+    kept = [each / most if each < MOSTLY * most else 1.0 for each in left]
     shrunk, noise = means - differences, torch.zeros_like(pooled.noise)
     for share, (size, part) in zip(kept, parts, strict=True):
         shrunk = shrunk + share * part
