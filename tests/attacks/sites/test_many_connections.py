@@ -168,10 +168,13 @@ EVENTS = st.lists(
 )
 # More strangers than all limits allow together.
 MANY = [("opened", (f"192.0.2.{n % 5}", n), b"a") for n in range(31)]
+# One alone, which stays longer than strangers may.
+OLD = [("opened", ("192.0.2.1", 1), b"a")] + [("closed", ("192.0.2.9", 9), b"a")] * 40
 
 
 @given(EVENTS)
 @example(MANY)
+@example(OLD)
 def test_the_limits_hold_for_all_events_and_a_known_site_stays(events: list[Any]) -> None:
     door = Doorkeeper(Places(strangers=7, address=4, key=3, seconds=30, answer=0))
     there, keys, refused, latest = dict[Peer, float](), dict[Peer, bytes](), set[Peer](), 0.0
