@@ -21,7 +21,7 @@ from fedsurrogate.common.security.documents import Proposal, SignedProposal
 from fedsurrogate.common.security.enrolment import Enrolment
 from fedsurrogate.server_app.deployment.certificates import issue
 from fedsurrogate.server_app.deployment.enrolment import standing
-from tests.commands import coordinator
+from tests.commands import coordinator, site
 from tests.hostile_names import hostile_texts
 
 KEY = ec.generate_private_key(ec.SECP384R1()).public_key()
@@ -66,6 +66,27 @@ def test_a_purpose_forges_no_row_of_the_approvers_screen(
     rows = [line[at : at + 80] for line in shown.split("\n") for at in range(0, len(line), 80)]
     assert sum(each.startswith("digest ") for each in rows) == 1
     assert [each for each in rows if each.startswith("privacy ")] == ["privacy   NONE: epsilon = 0"]
+
+
+def test_a_purpose_forges_no_row_of_an_officers_screen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As long as a row of the terminal, it needs no blanks to put what follows at the beginning of the
+    next one. Which row that is depends on what stands before it, so all are tried.
+    """
+    monkeypatch.setenv("COLUMNS", "80")
+    node = f"site=north data=imagefolder data-dir={tmp_path} state-dir={tmp_path}/state"
+    forged = "approved by Dr. Grace: fedpft, epsilon 0.1, delta 1e-05"
+    for filled in range(1, 90):
+        proposal = Proposal.fresh("run", {"epsilon": 0.0}, "x" * filled + forged, 3)
+        (tmp_path / "p.json").write_text(SignedProposal(proposal).text())
+        command = ("approve", tmp_path / "p.json", "--officer", "Dr. Grace", "--node-config", node)
+        assert site(monkeypatch, *command) == 0
+        shown = capsys.readouterr().out
+        rows = [line[at : at + 80] for line in shown.split("\n") for at in range(0, len(line), 80)]
+        approved = [each for each in rows if each.startswith("approved by")]
+        assert len(approved) == 1
+        assert "no privacy" in approved[0]
 
 
 HOSTILE = [
