@@ -13,6 +13,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedsurrogate.client_app.cli.join import confirm_looser
+from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.escapes import for_rows
 from fedsurrogate.common.identity import unclear
@@ -87,6 +89,23 @@ def test_a_purpose_forges_no_row_of_an_officers_screen(
         approved = [each for each in rows if each.startswith("approved by")]
         assert len(approved) == 1
         assert "no privacy" in approved[0]
+
+
+@pytest.mark.parametrize("before", ["\\n", "x" * 30 + "\\n" * 3, "x" * 36, "x" * 200 + "\\r\\n"])
+def test_a_policy_of_a_kit_forges_no_row_of_what_it_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], before: str
+) -> None:
+    """The coordinator made the file; a person decides by what is shown of it."""
+    monkeypatch.setenv("COLUMNS", "80")
+    file = tmp_path / "policy.toml"
+    file.write_text(f'mechanisms = ["{before}  without-dp = false"]\nwithout-dp = true\n')
+    own = {"site": "north", "data": "imagefolder", "policy": str(file)}
+    own |= {f"{each}-dir": str(tmp_path / each) for each in ("data", "state", "check-log")}
+    confirm_looser(parse_node_config(own), yes=True)
+    shown = capsys.readouterr().out
+    rows = [line[at : at + 80] for line in shown.split("\n") for at in range(0, len(line), 80)]
+    said = [each for each in rows if each.strip().startswith("without-dp =")]
+    assert said == ["  without-dp = true (was false)"]
 
 
 HOSTILE = [
