@@ -59,7 +59,13 @@ TARGETS: tuple[Flat, ...] = (
     {"classes": CLASSES},
     {"task": "multilabel", "label-columns": "edema,mass"},
     {"task": "regression", "value-columns": "age", "target-range": "0,100"},
-    {"task": "survival", "time-column": "t", "event-column": "died", "time-unit": "years", "horizon": 3.0},
+    {
+        "task": "survival",
+        "time-column": "t",
+        "event-column": "died",
+        "time-unit": "years",
+        "horizon": 3.0,
+    },
 )
 KINDS: tuple[Flat, ...] = (
     *({"method": name} for name in METHODS),

@@ -99,7 +99,14 @@ def test_with_apptainer_data_are_read_only_and_the_job_does_the_same(
 
 @pytest.mark.parametrize(
     "image",
-    ["docker://evil.example/site", "--bind=/:/all", "instance://other", "library://a/b", "no.sif", "."],
+    [
+        "docker://evil.example/site",
+        "--bind=/:/all",
+        "instance://other",
+        "library://a/b",
+        "no.sif",
+        ".",
+    ],
 )
 def test_the_image_of_a_job_is_a_file_of_this_machine(kit: Path, image: str) -> None:
     """The coordinator made .env: from elsewhere Apptainer takes whatever image it names, with the data."""
