@@ -221,8 +221,11 @@ def answer(run: Run, folder: Path, train: LabelledFeatures, hostile: Hostile) ->
             payload = _request(run, classes, number, hostile)
             own = run
             if run.settings.counting.digest:
-                digest = {"counting.digest": sha256(payload).hexdigest()}
-                own = parse_run(run.settings.flat() | digest | {"counting.bins": hostile.bins})
+                flat = run.settings.flat() | {"counting.digest": sha256(payload).hexdigest()}
+                if run.settings.counting.kind == "evaluation":
+                    # Bins of a survey name its rows.
+                    flat["counting.bins"] = hostile.bins
+                own = parse_run(flat)
             info = {"round": number, "confirmed": number - 1, "lineage": "abc"}
             node = NodeConfig(state_dir=str(folder))
             job = Job(own, node, "s", site, payload=payload or None, info=info)
