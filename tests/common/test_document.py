@@ -230,6 +230,22 @@ def test_what_nobody_signs_changes_no_plan_of_any_method_and_target() -> None:
                 check(base, key, value)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_what_a_choice_switches_on_is_signed_with_it(method: str) -> None:
+    """Alone, a setting of a form, a head or a network that is not chosen changes nothing."""
+    base: Flat = {"method": method, "classes": CLASSES}
+    sections = ("", "features", *METHODS[method].reads)
+    keys = [key for key in FIELDS if key.rpartition(".")[0] in sections]
+    for choice in keys:
+        if not any(isinstance(leaf, str) for leaf in leaves(FIELDS[choice].annotation)):
+            continue
+        for value in values_of(choice):
+            for key in keys:
+                if key != choice and resolved(base | {choice: value}) is not None:
+                    check(base | {choice: value}, key, values_of(key)[0])
+
+
 def test_every_method_and_target_of_the_registry_is_tried() -> None:
     assert {base.get("method", "fedpft") for base in bases()} == METHODS.keys()
     assert {base.get("task", CLASS) for base in bases()} == {CLASS, *KINDS_OF_TARGETS}
