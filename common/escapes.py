@@ -38,11 +38,6 @@ def for_terminal(text: str) -> str:
     return "".join(c if c.isprintable() else " " if c.isspace() else "\ufffd" for c in text)
 
 
-def in_one_row(text: str) -> str:
-    """A text of others on a terminal, where several blanks, and what looks like them, are one."""
-    return " ".join(for_terminal(text).translate(BLANK_LETTERS).split())
-
-
 def for_rows(label: str, text: str, width: int) -> str:
     """A text of others below a label: only its first row begins like one of ours.
 
@@ -56,7 +51,7 @@ def for_rows(label: str, text: str, width: int) -> str:
         purpose   a test digest
                 | 0f
     """
-    plain = in_one_row(text)
+    plain = " ".join(for_terminal(text).translate(BLANK_LETTERS).split())
     begin, room = " " * max(0, len(label) - 2) + "| ", width if plain.isascii() else width // 2
     rows = textwrap.wrap(
         plain, max(room, len(label) + 10), initial_indent=label, subsequent_indent=begin

@@ -34,7 +34,7 @@ def approve(
     from datetime import UTC, datetime
 
     from fedsurrogate.common.errors import ConfigError
-    from fedsurrogate.common.escapes import for_terminal, in_one_row
+    from fedsurrogate.common.escapes import for_rows, for_terminal
     from fedsurrogate.common.privacy.accounting import budget_warnings
     from fedsurrogate.common.security.documents import read_proposal
 
@@ -54,7 +54,7 @@ def approve(
     privacy = f"epsilon {own.epsilon:g}, delta {own.delta:g}" if own.epsilon else "no privacy"
     console.print(
         f"{decision.answer} by {for_terminal(officer)}: {own.method}, {privacy}, until "
-        f"{proposal.expires}, purpose: {in_one_row(proposal.purpose)}",
+        f"{proposal.expires}\n{for_rows('purpose   ', proposal.purpose, console.width)}",
         soft_wrap=True,
         markup=False,
     )

@@ -177,6 +177,8 @@ def confirm_looser(node: NodeConfig, yes: bool) -> None:
         ConfigError: it allows more, and nobody can be asked.
         typer.Abort: a person has said no.
     """
+    from fedsurrogate.common.escapes import for_rows
+
     from ..governance.ledger import own_ledger
     from ..governance.policy import DEFAULT, confirm_policy, loosened, policy_in_force, policy_of
 
@@ -188,7 +190,7 @@ def confirm_looser(node: NodeConfig, yes: bool) -> None:
         what = "the policy in force" if before else "the default policy"
         console.print(f"{node.policy or 'The policy'} allows more than {what}:", soft_wrap=True)
         for key in keys:
-            console.print(f"  {key}", soft_wrap=True)
+            console.print(for_rows("  ", key, console.width), soft_wrap=True)
         forever = policy.irrevocable or "what leaves under it stays spent"
         console.print(
             f"This cannot be taken back: {forever}. A stricter policy later changes nothing of that.",

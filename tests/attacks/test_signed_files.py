@@ -18,13 +18,20 @@ from tests.children import ran
 
 KEY = bytes(range(32))
 READ = """
-import resource, sys
+import resource, sys, tempfile
 from fedsurrogate.common.errors import SealError
 from fedsurrogate.common.message_files import MessageReply, pack_reply, unpack_reply
 from fedsurrogate.common.security.sealing import public_key, sign
 from fedsurrogate.common.surrogate_pb2 import Bundle
 content = Bundle(manifest=b"{}", payload=b"x", signature=bytes(64)).SerializeToString()
-content = content.replace(b"\\x12\\x01x", b"\\x12\\x80\\x80\\x80\\x40" + bytes(2**27))
+head, tail = content.split(b"\\x12\\x01x")
+# Made in a file: what it takes to make it in memory would hide what it takes to read it.
+with tempfile.TemporaryFile() as file:
+    file.write(head + b"\\x12\\x80\\x80\\x80\\x40")
+    file.seek(2**27, 1)
+    file.write(tail)
+    file.seek(0)
+    content = file.read()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:
     unpack_reply(content, public_key(bytes(32)))

@@ -38,6 +38,8 @@ from fedsurrogate.common.secure_aggregation.rules import (
 from fedsurrogate.common.settings import Section, Settings, kebab
 from fedsurrogate.common.settings.base import Scalar, known_keys, parse_settings
 from fedsurrogate.common.settings.heads import TargetSettings
+from fedsurrogate.common.targets.registry import CLASS
+from fedsurrogate.common.targets.registry import TARGETS as KINDS_OF_TARGETS
 from tests.registry import METHODS
 
 Flat = dict[str, Scalar]
@@ -57,7 +59,13 @@ TARGETS: tuple[Flat, ...] = (
     {"classes": CLASSES},
     {"task": "multilabel", "label-columns": "edema,mass"},
     {"task": "regression", "value-columns": "age", "target-range": "0,100"},
-    {"task": "survival", "time-column": "months", "event-column": "died", "horizon": 3.0},
+    {
+        "task": "survival",
+        "time-column": "t",
+        "event-column": "died",
+        "time-unit": "years",
+        "horizon": 3.0,
+    },
 )
 KINDS: tuple[Flat, ...] = (
     *({"method": name} for name in METHODS),
@@ -220,6 +228,27 @@ def test_what_nobody_signs_changes_no_plan_of_any_method_and_target() -> None:
         for key in UNSIGNED:
             for value in {values_of(key)[0], values_of(key)[-1]}:
                 check(base, key, value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_what_a_choice_switches_on_is_signed_with_it(method: str) -> None:
+    """Alone, a setting of a form, a head or a network that is not chosen changes nothing."""
+    base: Flat = {"method": method, "classes": CLASSES}
+    sections = ("", "features", *METHODS[method].reads)
+    keys = [key for key in FIELDS if key.rpartition(".")[0] in sections]
+    for choice in keys:
+        if not any(isinstance(leaf, str) for leaf in leaves(FIELDS[choice].annotation)):
+            continue
+        for value in values_of(choice):
+            for key in keys:
+                if key != choice and resolved(base | {choice: value}) is not None:
+                    check(base | {choice: value}, key, values_of(key)[0])
+
+
+def test_every_method_and_target_of_the_registry_is_tried() -> None:
+    assert {base.get("method", "fedpft") for base in bases()} == METHODS.keys()
+    assert {base.get("task", CLASS) for base in bases()} == {CLASS, *KINDS_OF_TARGETS}
 
 
 def check(base: Flat, key: str, value: Scalar) -> None:

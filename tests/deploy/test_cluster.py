@@ -28,7 +28,7 @@ APPTAINER = """\
 printf '%s\n' "$@" > "$OPTIONS"
 export FEDSURROGATE_NODE_CONFIG="$APPTAINERENV_FEDSURROGATE_NODE_CONFIG"
 shift
-while [ "$1" != site.sif ]; do shift; done
+while [ "$1" != "$SIF_FILE" ]; do shift; done
 shift
 exec "$@"
 """
@@ -86,13 +86,40 @@ def test_with_apptainer_data_are_read_only_and_the_job_does_the_same(
     (kit.parent / "bin").mkdir()
     (kit.parent / "bin" / "apptainer").write_text(APPTAINER)
     (kit.parent / "bin" / "apptainer").chmod(0o755)
-    opened = job(kit, "ledger", "open", OPTIONS=str(kit / "options"))
+    (kit / "site.sif").touch()
+    more = {"OPTIONS": str(kit / "options"), "SIF_FILE": str(kit / "site.sif")}
+    opened = job(kit, "ledger", "open", **more)
     assert opened.returncode == 0, opened.stderr
     options = (kit / "options").read_text().splitlines()
     assert options[:3] == ["exec", "--containall", "--no-home"]
     assert f"{kit}/own data:{kit}/own data:ro" in options
     assert not any(str(Path.home()) == each for each in options)
     assert not any("data-dir" in each or "https_proxy" in each for each in options)
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        "docker://evil.example/site",
+        "--bind=/:/all",
+        "instance://other",
+        "library://a/b",
+        "no.sif",
+        ".",
+    ],
+)
+def test_the_image_of_a_job_is_a_file_of_this_machine(kit: Path, image: str) -> None:
+    """The coordinator made .env: from elsewhere Apptainer takes whatever image it names, with the data."""
+    (kit / ".env").write_text((kit / ".env").read_text() + f"SIF={image}\n")
+    (commands := kit.parent / "bin").mkdir()
+    for name in ("site", "apptainer"):
+        (commands / name).write_text("#!/bin/sh\ntouch ran\n")
+        (commands / name).chmod(0o755)
+    path = f"{commands}:{os.environ['PATH']}"
+    done = ran(["bash", str(JOB), "ledger", "show"], cwd=kit, env=os.environ | {"PATH": path})
+    assert done.returncode == 1
+    assert f"SIF={image} is no file" in done.stderr
+    assert not (kit / "ran").exists()
 
 
 @pytest.mark.parametrize("lacking", [".env", "own data"])

@@ -4,8 +4,9 @@ whatever the coordinator sends.
 A site answers twice, with one unit more and without, by its own code: a record, or a patient with a
 dozen records that are all alike. All that depends on records goes through a bounded sum to which
 noise is added; here the noise is the same both times and does not depend on the sum, so the two
-answers are equal to the last bit unless something else of a record leaves. Models, maps and names of
-the requests are hostile.
+answers are equal to the last bit unless something else of a record leaves. Models, maps, bins and names
+of the requests are hostile. Parsers let any names in here: they refuse names that stand twice
+(test_names_in_headers.py), and the mechanism keeps its bound without that.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from fedsurrogate.common.settings.base import Scalar
 from fedsurrogate.common.surrogates.mixtures import PublicMap
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.targets.registry import CLASS, TARGETS
+from fedsurrogate.common.wire import model_proto, surrogate_proto
 from fedsurrogate.common.wire.model_proto import pack_classifier, pack_parameters, unpack_parameters
 from fedsurrogate.common.wire.surrogate_proto import pack_map
 from fedsurrogate.strategies.base.training import Training
@@ -121,6 +123,7 @@ class Hostile:
         model: powers of ten of what is added to each tensor; none for a tensor as it is.
         length: power of ten of the unit's features.
         patient: whether patients are protected, and the unit is one.
+        bins: of what is counted, where a model is.
     """
 
     seed: int = 5
@@ -128,6 +131,7 @@ class Hostile:
     model: tuple[int, ...] = ()
     length: float = 1.6
     patient: bool = True
+    bins: int = 8
 
     def tensor(self, at: int, value: Tensor) -> Tensor:
         """The tensor at this place, changed: some of its numbers large, and alike."""
@@ -155,6 +159,7 @@ scenarios = st.builds(
     st.lists(st.integers(-3, 3), max_size=3).map(tuple),
     st.floats(-3, 6),
     st.booleans(),
+    st.sampled_from([4, 8, 64, 256]),
 )
 
 
@@ -204,6 +209,8 @@ def answer(run: Run, folder: Path, train: LabelledFeatures, hostile: Hostile) ->
     left, claims = [], []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(BoundedSum, "noisy", independent)
+        for parser in (model_proto, surrogate_proto):
+            patch.setattr(parser, "distinct_names", lambda names, what: tuple(names))
         patch.setattr(record_gradients, "system_uniforms", lambda count: table[:count])
         patch.setattr(
             training_steps,
@@ -215,6 +222,9 @@ def answer(run: Run, folder: Path, train: LabelledFeatures, hostile: Hostile) ->
             own = run
             if run.settings.counting.digest:
                 flat = run.settings.flat() | {"counting.digest": sha256(payload).hexdigest()}
+                if run.settings.counting.kind == "evaluation":
+                    # Bins of a survey name its rows.
+                    flat["counting.bins"] = hostile.bins
                 own = parse_run(flat)
             info = {"round": number, "confirmed": number - 1, "lineage": "abc"}
             node = NodeConfig(state_dir=str(folder))

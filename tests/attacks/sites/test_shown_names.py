@@ -13,6 +13,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedsurrogate.client_app.cli.join import confirm_looser
+from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.escapes import for_rows
 from fedsurrogate.common.identity import unclear
@@ -21,7 +23,7 @@ from fedsurrogate.common.security.documents import Proposal, SignedProposal
 from fedsurrogate.common.security.enrolment import Enrolment
 from fedsurrogate.server_app.deployment.certificates import issue
 from fedsurrogate.server_app.deployment.enrolment import standing
-from tests.commands import coordinator
+from tests.commands import coordinator, site
 from tests.hostile_names import hostile_texts
 
 KEY = ec.generate_private_key(ec.SECP384R1()).public_key()
@@ -66,6 +68,44 @@ def test_a_purpose_forges_no_row_of_the_approvers_screen(
     rows = [line[at : at + 80] for line in shown.split("\n") for at in range(0, len(line), 80)]
     assert sum(each.startswith("digest ") for each in rows) == 1
     assert [each for each in rows if each.startswith("privacy ")] == ["privacy   NONE: epsilon = 0"]
+
+
+def test_a_purpose_forges_no_row_of_an_officers_screen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As long as a row of the terminal, it needs no blanks to put what follows at the beginning of the
+    next one. Which row that is depends on what stands before it, so all are tried.
+    """
+    monkeypatch.setenv("COLUMNS", "80")
+    node = f"site=north data=imagefolder data-dir={tmp_path} state-dir={tmp_path}/state"
+    forged = "approved by Dr. Grace: fedpft, epsilon 0.1, delta 1e-05"
+    for filled in range(1, 90):
+        proposal = Proposal.fresh("run", {"epsilon": 0.0}, "x" * filled + forged, 3)
+        (tmp_path / "p.json").write_text(SignedProposal(proposal).text())
+        command = ("approve", tmp_path / "p.json", "--officer", "Dr. Grace", "--node-config", node)
+        assert site(monkeypatch, *command) == 0
+        shown = capsys.readouterr().out
+        rows = [line[at : at + 80] for line in shown.split("\n") for at in range(0, len(line), 80)]
+        approved = [each for each in rows if each.startswith("approved by")]
+        assert len(approved) == 1
+        assert "no privacy" in approved[0]
+
+
+@pytest.mark.parametrize("before", ["\\n", "x" * 30 + "\\n" * 3, "x" * 36, "x" * 200 + "\\r\\n"])
+def test_a_policy_of_a_kit_forges_no_row_of_what_it_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], before: str
+) -> None:
+    """The coordinator made the file; a person decides by what is shown of it."""
+    monkeypatch.setenv("COLUMNS", "80")
+    file = tmp_path / "policy.toml"
+    file.write_text(f'mechanisms = ["{before}  without-dp = false"]\nwithout-dp = true\n')
+    own = {"site": "north", "data": "imagefolder", "policy": str(file)}
+    own |= {f"{each}-dir": str(tmp_path / each) for each in ("data", "state", "check-log")}
+    confirm_looser(parse_node_config(own), yes=True)
+    shown = capsys.readouterr().out
+    rows = [line[at : at + 80] for line in shown.split("\n") for at in range(0, len(line), 80)]
+    said = [each for each in rows if each.strip().startswith("without-dp =")]
+    assert said == ["  without-dp = true (was false)"]
 
 
 HOSTILE = [

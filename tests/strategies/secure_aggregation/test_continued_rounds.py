@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import Message
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
@@ -105,7 +105,9 @@ def charged(node: NodeConfig) -> int:
 
 @pytest.mark.parametrize("name", RUNS)
 @given(after=st.integers(1, 24) | st.integers(25, 95), again=st.integers(0, 95))
-@settings(max_examples=3, deadline=None, phases=(Phase.generate,))
+@settings(max_examples=2, deadline=None, phases=(Phase.explicit, Phase.generate))
+# In a round that some sites were charged for, of every run.
+@example(after=10, again=0)
 def test_a_run_that_stops_at_any_message_continues_within_its_budget(
     name: str, after: int, again: int
 ) -> None:
