@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -126,22 +125,3 @@ def test_all_samplers_hold() -> None:
     assert len({each.name for each in tests}) > 20
     # Some of them draw from the operating system, also in tests.
     assert not failed(tests, 1e-7)
-
-
-@pytest.mark.parametrize("wrong", [False, True])
-def test_the_script_fails_for_a_contradicted_claim_only(
-    wrong: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    kept: list[Any] = []
-    tests = [
-        Outcome("noise", "bias", 100, 1e-9 if wrong else 0.5),
-        Outcome("mask", "bytes", 100, 0.1),
-    ]
-    monkeypatch.setattr(distributions, "samplers", lambda draws: tests)
-    monkeypatch.setattr(distributions, "releases", lambda runs: [])
-    monkeypatch.setattr(distributions, "report", lambda *given, **facts: kept.append(given[3]))
-    monkeypatch.setattr("sys.argv", ["distributions.py"])
-    monkeypatch.setattr("logging.disable", lambda level: None)
-    assert distributions.main() == int(wrong)
-    assert [row[-1] for row in kept[0]] == [not wrong, True]
-    assert ("CONTRADICTED: noise, bias" in capsys.readouterr().out) == wrong

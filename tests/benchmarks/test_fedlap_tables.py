@@ -32,27 +32,6 @@ def archive(folder: Path, *, packed: bool = False) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_an_archive_is_read_as_it_was_written(tmp_path: Path, packed: bool) -> None:
-    pixels, labels = _idx.read_images(archive(tmp_path, packed=packed), "train")
-    assert torch.equal((pixels * 255).round().to(torch.uint8), PIXELS.flatten(1))
-    assert torch.equal(labels, LABELS.long())
-
-
-def test_an_archive_that_is_cut_short_or_of_another_type_is_refused(tmp_path: Path) -> None:
-    file = archive(tmp_path) / _idx.PARTS["test"][0]
-    whole = file.read_bytes()
-    file.write_bytes(whole[:-1])
-    with pytest.raises(ValueError, match="fetch it again"):
-        _idx.read_images(tmp_path, "test")
-    file.write_bytes(b"\0\0\x0d" + whole[3:])
-    with pytest.raises(ValueError, match="000008"):
-        _idx.read_images(tmp_path, "test")
-    file.unlink()
-    with pytest.raises(FileNotFoundError, match="t10k-images"):
-        _idx.read_images(tmp_path, "test")
-
-
 def test_sites_have_the_papers_pairs_of_classes_and_the_fraction_of_their_records(
     tmp_path: Path,
 ) -> None:

@@ -1,49 +1,12 @@
 """Forks of the harness: how one ends says what became of a fault, and none outlives its run."""
 
 import os
-import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-from benchmarks._forks import outcome
 from tests.grid import ROOT
-
-
-def test_what_pytest_returns_says_what_became_of_a_fault() -> None:
-    wanted = {0: "survived", 1: "killed", 2: "killed", 4: "error", 5: "survived", 99: "error"}
-    assert {code: outcome(code << 8) for code in wanted} == wanted
-    assert outcome(signal.SIGXCPU) == outcome(signal.SIGKILL) == "timeout"
-    assert outcome(signal.SIGSEGV) == "killed"
-
-
-def test_the_first_example_that_fails_is_the_last(tmp_path: Path) -> None:
-    (tmp_path / "test_it.py").write_text(
-        "from hypothesis import given, settings, strategies as st\n"
-        "from pathlib import Path\n\n"
-        "@settings(max_examples=50, database=None)\n"
-        "@given(st.integers())\n"
-        "def test_it(x):\n"
-        "    with Path(__file__).with_name('tried').open('a') as file:\n"
-        "        file.write(f'{x}\\n')\n"
-        "    assert abs(x) < 100\n"
-    )
-    code = "import hypothesis, sys; from benchmarks._forks import pytest_exit; "
-    code += "sys.exit(pytest_exit([sys.argv[1]]))"
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)],
-        capture_output=True,
-        check=False,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
-    )
-    assert done.returncode == 1
-    failing = [abs(int(x)) >= 100 for x in (tmp_path / "tried").read_text().split()]
-    # Hypothesis repeats the example to see that it fails again, and looks for no smaller one.
-    assert 1 <= sum(failing) <= 4
-    assert not any(failing[: failing.index(True)])
-    assert all(failing[failing.index(True) :])
-
 
 # A process with a fork that has a fork, which writes who they are.
 NESTED = """

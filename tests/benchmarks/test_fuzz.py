@@ -5,22 +5,18 @@ ones of each keep the rules. `make fuzz` tries millions.
 from __future__ import annotations
 
 import ast
-import json
 import os
 import signal
 import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from random import Random
 from types import FrameType
-from typing import Any
 
 import pytest
 
 from benchmarks import fuzz
 from benchmarks._fuzz_limits import ACCEPTED, REFUSED, in_child, limited
-from benchmarks._fuzz_mutations import _change_value
 from benchmarks._fuzz_own import OWN
 from benchmarks._fuzz_parser import Parser
 from benchmarks._fuzz_parsers import parsers
@@ -188,30 +184,6 @@ def test_text_of_many_brackets_is_refused_like_any_other_damage(registry: list[P
     ends = [(parser.name, end) for (parser, _), end in zip(cases, outcomes, strict=False)]
     assert not {each for each in ends if each[1] not in (ACCEPTED, REFUSED)}
     assert len(ends) == len(cases)
-
-
-class Longest(Random):
-    """Makes lists as long as it may."""
-
-    def randrange(self, *_: int) -> int:
-        return 1
-
-    def choice(self, each: Any) -> Any:
-        return max(each)
-
-
-def test_changes_of_a_text_within_each_other_stay_small_enough_to_read() -> None:
-    tree = [[[["d"]]]]
-    for place in (tree[0][0], tree[0], tree):
-        _change_value(Longest(), place, 0, tree)
-    assert 2**16 < len(json.dumps(tree)) < 300 * 2**14
-
-
-def test_a_case_is_the_same_at_every_call(registry: list[Parser]) -> None:
-    for parser in registry:
-        if "sealed" not in parser.name:
-            assert parser.case(3, 5) == parser.case(3, 5)
-    assert len({registry[0].case(0, number) for number in range(30)}) > 20
 
 
 @pytest.mark.parametrize(

@@ -7,15 +7,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from benchmarks._gpu_limits import MEASURED, RESULT, Limits, Work, counted, network, of_image, table
-from benchmarks._gpu_rows import failed
 from tests.children import ran
 from tests.grid import ROOT
 
@@ -159,56 +155,3 @@ def test_a_row_that_breaks_or_is_beyond_its_tolerance_fails_the_command_and_the_
     assert "FAILED: mixtures, full" in done.stdout
     assert "FAILED: features of" in done.stdout
     assert {row["part"] for row in found["rows"]} == {"parity"}, "one part alone"
-
-
-def limits(**changes: float) -> Limits:
-    usual = dict.fromkeys(("half", "tf32", "single", "double", "memory", "link", "launch"), 1.0)
-    return Limits(**usual | changes)
-
-
-def test_what_takes_longest_is_the_floor() -> None:
-    work = Work(half=8, double=2, memory=30, link=4, launches=5)
-    assert limits().floor(work) == (30, "memory")
-    assert limits(memory=100).floor(work) == (10, "operations"), "of all precisions together"
-    assert limits(memory=100, launch=3).floor(work) == (15, "kernel starts")
-    assert limits(memory=100, half=100, double=100).floor(work) == (5, "kernel starts")
-    assert limits(memory=100, link=0.1).floor(work) == (40, "host link")
-
-
-def test_operations_bytes_and_kernels_are_counted() -> None:
-    a, b = torch.zeros(3, 4, device="meta"), torch.zeros(4, 5, device="meta", dtype=torch.float32)
-    work = counted(lambda: (a @ b).T.relu())
-    assert work == Work(single=2 * 3 * 4 * 5, memory=4 * (12 + 20 + 15 + 15 + 15), launches=2)
-    wide = torch.zeros(6, 6, dtype=torch.float64)
-    assert counted(lambda: torch.linalg.eigh(wide)).double == pytest.approx(14 / 3 * 6**3)
-    with torch.inference_mode():
-        layer = torch.nn.Linear(4, 5).bfloat16()
-        assert counted(lambda: layer(torch.zeros(3, 4).bfloat16())).half == 2 * 3 * 4 * 5
-
-
-def test_the_backbones_have_the_operations_that_their_papers_state() -> None:
-    # Multiplications and additions, twice the number of both together in the papers: He et al. 2016
-    # (without the blocks' later stride), Dosovitskiy et al. 2021.
-    assert of_image("torchvision:resnet50").operations == pytest.approx(2 * 4.1e9, rel=0.02)
-    assert of_image("torchvision:vit_b_16").operations == pytest.approx(2 * 17.6e9, rel=0.02)
-
-
-def test_the_table_on_paper_is_that_of_its_file() -> None:
-    stored = json.loads(RESULT.read_text())
-    found = {row["what"]: row["most"] for row in stored["rows"] if "what" in row}
-    for what, _, most, _ in table(MEASURED):
-        assert most == pytest.approx(found[what], rel=0.01), what
-
-
-def test_json_has_finite_numbers_only() -> None:
-    row = replace(failed("a row", "why"), facts={"rate": float("inf"), "kernels": 3})
-    written = json.loads(json.dumps(row.as_dict(), allow_nan=False))
-    assert written["ours"] is None
-    assert written["facts"] == {"rate": None, "kernels": 3}
-
-
-def test_random_backbones_tell_images_apart() -> None:
-    model = network("torchvision:vit_b_16", "cpu")
-    with torch.inference_mode():
-        one, other = model(torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(0)))
-    assert (one - other).norm() > 0.01 * one.norm() > 0

@@ -36,15 +36,3 @@ def test_a_table_of_a_page_has_the_largest_values_and_is_written_again_as_it_was
     assert pages.filled(once) == once
     assert once.startswith(f"Before.\n\n{MARK}\n\n")
     assert once.endswith("\n\n<!-- end -->\n\nAfter.\n")
-
-
-def test_the_page_of_a_result_has_every_row_and_what_its_script_metrics(folder: Path) -> None:
-    text = pages.page("some")
-    assert text.startswith("# Losses \\| of some\n")
-    assert all(f"| {a} | {b} | {c} | {d:g} |" in text for a, b, c, d in ROWS)
-    assert "by `benchmarks/bags.py`" in text
-
-
-def test_a_result_without_a_script_is_named() -> None:
-    with pytest.raises(ValueError, match="'nothing-like-it'"):
-        pages.script_of("nothing-like-it")

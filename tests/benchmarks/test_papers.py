@@ -11,7 +11,6 @@ from benchmarks.harness.results import stored
 from tests.documents import ROOT
 
 LISTED = pages.papers()
-STATUSES = {"reproduced", "differs", "not possible here", "not measured", "nothing to run"}
 ROWS = [(name, row) for name, each in LISTED.items() for row in each["rows"]]
 PARTS = [part for _, row in ROWS for part in row.get("measured", ())]
 
@@ -37,14 +36,6 @@ def test_everything_that_a_paper_numbers_is_listed_once(name: str) -> None:
     assert sorted(found) == sorted(expected)
 
 
-@pytest.mark.parametrize(("name", "row"), ROWS, ids=[f"{name}-{row['id']}" for name, row in ROWS])
-def test_a_row_says_why_or_shows_where(name: str, row: dict[str, Any]) -> None:
-    assert row["status"] in STATUSES
-    assert row["status"] == "nothing to run" or row["why"]
-    assert row["status"] not in ("not possible here", "not measured") or "measured" not in row
-    assert row["status"] != "not possible here" or "missing: " in row["why"]
-
-
 def test_every_script_that_reproduces_a_paper_is_named() -> None:
     scripts = {*(ROOT / "benchmarks" / "reproduce").glob("[a-z]*.py")}
     assert scripts <= {pages.script_of(part["result"]) for part in PARTS}
@@ -61,16 +52,3 @@ def test_figures_are_in_the_results_and_the_papers_are_those_that_the_scripts_pr
         theirs = [str(row[each]).partition(" ±")[0] for each in columns]
         known = [float(each) for each in theirs if re.fullmatch(r"[\d.]+", each)]
         assert printed == "" or not known or printed in known, name
-
-
-def test_a_figure_that_no_result_has_is_named() -> None:
-    part = {"result": "cifar10", "column": "sd", "figures": {"no such row": ""}}
-    with pytest.raises(ValueError, match=r"cifar10\.json has 0 rows with 'no such row'"):
-        pages.measured(part)
-    with pytest.raises(KeyError, match="no such column"):
-        pages.measured(part | {"figures": {"centralized": ""}, "column": "no such column"})
-
-
-def test_the_page_has_a_table_of_every_paper() -> None:
-    shown = re.findall(r"(?m)^## (.+)$", (pages.RESULTS / "papers.md").read_text())
-    assert shown == list(LISTED)

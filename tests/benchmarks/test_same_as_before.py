@@ -13,12 +13,6 @@ def found(**changed: str) -> dict[str, dict[str, Any]]:
     return {"fedpft": row | changed}
 
 
-def test_equal_bytes_are_the_same() -> None:
-    assert same_as_before.compared(found(), found()) == [
-        ("fedpft", *["same"] * len(same_as_before.COLUMNS))
-    ]
-
-
 @pytest.mark.parametrize("column", same_as_before.COLUMNS)
 def test_a_difference_in_any_column_is_shown_where_it_begins(column: str) -> None:
     ((_, *cells),) = same_as_before.compared(
@@ -26,18 +20,6 @@ def test_a_difference_in_any_column_is_shown_where_it_begins(column: str) -> Non
     )
     wrong = [cell for cell in cells if cell != "same"]
     assert wrong == ["DIFFERENT: 's, 10 bytes, abc' is now 's, 10 bytes, abd'"]
-
-
-def test_a_run_that_fails_in_both_and_a_method_of_only_one_are_no_success() -> None:
-    failed = dict.fromkeys(same_as_before.COLUMNS, "RunError: quorum missed")
-    ((_, cell, *_),) = same_as_before.compared(found(**failed), found(**failed))
-    assert "neither can run it: RunError: quorum missed" in cell
-    more = found() | {"fedxyz": found()["fedpft"]}
-    for pair in ((found(), more), (more, found())):
-        assert [row[:2] for row in same_as_before.compared(*pair)] == [
-            ("fedpft", "same"),
-            ("fedxyz", "DIFFERENT: only one of the two has it"),
-        ]
 
 
 def test_every_method_runs_in_each_situation_that_it_supports() -> None:

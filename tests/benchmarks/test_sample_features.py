@@ -86,22 +86,3 @@ def test_each_record_is_the_image_of_that_row_of_the_sample_features(
     assert len(load_file(made / "pacs-photo-test.safetensors")["y"]) == 8
     sample_features.main()
     assert (made / "pacs-photo-test.safetensors").stat().st_mtime_ns == before
-
-
-def test_features_of_other_images_are_refused(folder: Path) -> None:
-    file = folder / "features/cifar10-test.safetensors"
-    stored = load_file(file)
-    save_file({"x": stored["x"] + 1, "y": stored["y"]}, file)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FEDSURROGATE_SAMPLES", str(folder))
-        with pytest.raises(ValueError, match="that no image makes"):
-            sample_features.rows_of_samples("test", folder)
-
-
-def test_scripts_say_what_makes_missing_features(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        samples.stored_features("cifar10", backbone="lite0")
-    assert ended.value.code == 0
-    assert "sample_features.py --backbone lite0" in capsys.readouterr().out

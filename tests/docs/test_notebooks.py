@@ -50,10 +50,6 @@ def execute(cells: list[str], name: str) -> dict[str, Any]:
     return namespace
 
 
-def test_there_are_four_notebooks() -> None:
-    assert len(NOTEBOOKS) == 4
-
-
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_is_stored_with_what_its_last_run_showed(notebook: Path) -> None:
     text = notebook.read_text()
