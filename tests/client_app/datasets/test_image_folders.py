@@ -14,10 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.client_app.datasets.image_folders import (
-    IMAGE_SUFFIXES,
     find_table,
     find_tables,
-    folder_bags,
     in_class_folders,
     read_imagefolder,
 )
@@ -96,16 +94,6 @@ def test_under_noise_a_files_own_path_decides(
     (root / "test" / "b").rmdir()
     (root / "test").rmdir()
     assert len(in_class_folders(root, png, left, source)[0]) == 2
-
-
-def test_folders_inside_that_of_a_class_are_bags(tmp_path: Path) -> None:
-    files = ("a/1.png", "a/p/2.png", "a/p/3.png", "a/p/q/4.png", "b/p/5.png")
-    root = make(tmp_path, *files)
-    wanted = ["a/1.png", "a/p", "a/p", "a/p/q", "b/p"]
-    pairs = [(root / name, name[0]) for name in files]
-    assert folder_bags(root, pairs) == tuple(str(root / name) for name in wanted)
-    found = read(root, bags="folder")
-    assert found.bags == tuple(str(root / name) for name in wanted)
 
 
 @pytest.mark.parametrize(
@@ -245,19 +233,6 @@ def test_a_row_that_cannot_be_right_is_named_or_left_out(
         read(root, site_column="ward", patient_column="person")
     found = read(root, one_by_one=True, site_column="ward", patient_column="person")
     assert len(found.labels) == kept
-
-
-def test_columns_of_a_table_that_are_missing_are_named(tmp_path: Path) -> None:
-    root = table(make(tmp_path, "1.png"), "1.png,a,v,8,train")
-    more: dict[str, Any]
-    for more in ({"site_column": "clinic"}, {"patient_column": "clinic"}):
-        with pytest.raises(DataError, match="clinic"):
-            read(root, **more)
-
-
-def test_images_are_known_by_these_names() -> None:
-    names = "apng avif bmp dib gif j2c j2k jfif jp2 jpe jpeg jpf jpg jpx pbm pgm png pnm ppm tif tiff webp"
-    assert {f".{name}" for name in names.split()} == IMAGE_SUFFIXES
 
 
 # Tables, and what is none: another file, a system's copy, a folder named like a table.
