@@ -5,7 +5,6 @@ torch is imported.
 from __future__ import annotations
 
 import json
-import resource
 import subprocess
 import sys
 from dataclasses import replace
@@ -20,25 +19,20 @@ from PIL import Image
 
 from fedsurrogate.common.backbones.backbone_names import check_backbone_name
 from fedsurrogate.common.errors import BackboneError, ConfigError, FedSurrogateError, RunError
-from fedsurrogate.common.machine import MIB, usable_cores
+from fedsurrogate.common.machine import MIB
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.server_app.deployment import simulate as flower_engine
 from fedsurrogate.server_app.lifecycle import before_start
 from fedsurrogate.server_app.lifecycle.before_start import (
-    CHECKPOINTS,
     FLOWER_MIB,
     LOCAL_MIB,
     SITE_MIB,
-    check_addresses,
-    check_local,
     check_output,
     check_records,
     check_simulation,
     check_submission,
     fitting_sites,
 )
-from fedsurrogate.strategies.base.chain import STATE
-from fedsurrogate.strategies.base.rounds import CHECKPOINT
 from tests.commands import coordinator
 from tests.grid import FAST, run_federation, sites
 
@@ -126,23 +120,6 @@ assert not {"torchvision", "timm", "open_clip", "torch", "ray"} & set(sys.module
     )
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "pixels",
-        "torchvision:resnet18",
-        "torchvision:vit_b_16",
-        "timm:vit_base_patch16_224.augreg_in21k",
-        "timm:tf_efficientnet_b0_ns",
-        "open_clip:ViT-B-32/openai",
-        "open_clip:ViT-B-32/laion2b_s34b_b79k",
-        "open_clip:coca_ViT-B-32/mscoco_finetuned_laion2B-s13B-b90k",
-    ],
-)
-def test_names_of_backbones_that_exist_pass(name: str) -> None:
-    check_backbone_name(name)
-
-
 def test_every_model_of_torchvision_passes() -> None:
     from torchvision import models
 
@@ -208,10 +185,6 @@ def test_weights_that_cannot_be_fetched_end_the_command_before_the_run(
         BackboneError, match=r"cannot fetch the weights of 'torchvision:resnet18' .*no network"
     ):
         check_records(settings, 2)
-
-
-def test_the_names_of_checkpoints_are_those_that_strategies_write() -> None:
-    assert {"rounds": CHECKPOINT, "chain": STATE} == CHECKPOINTS
 
 
 def test_resume_names_the_settings_that_differ(tmp_path: Path) -> None:
@@ -285,30 +258,6 @@ def test_a_wrong_output_folder_ends_the_coordinators_app_before_any_message(tmp_
     assert not (tmp_path / "a").exists()
 
 
-@pytest.mark.parametrize(
-    ("sites", "parallel", "started"),
-    [(2, 0, 2), (50, 0, 8), (50, 3, 3), (2, 3, 2)],
-    ids=["few", "many", "some", "all"],
-)
-def test_flower_starts_no_more_processes_than_there_are_sites(
-    sites: int, parallel: int, started: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(flower_engine, "usable_cores", lambda: 8)
-    assert flower_engine.Machine(parallel).resources(sites)["init_args_num_cpus"] == started
-
-
-@pytest.mark.parametrize(
-    ("quota", "cores"), [("150000 100000", 1), ("400000 100000", 4), ("max 100000", 16), (None, 16)]
-)
-def test_the_quota_of_a_container_limits_the_cores(
-    quota: str | None, cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if quota is not None:
-        (tmp_path / "cpu.max").write_text(f"{quota}\n")
-    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(16)))
-    assert usable_cores(tmp_path / "cpu.max") == cores
-
-
 def have(monkeypatch: pytest.MonkeyPatch, mib: float, extra: float = 0.0) -> None:
     """Make so much memory available, and so much swap."""
     monkeypatch.setattr(
@@ -332,13 +281,6 @@ def test_as_many_sites_run_as_fit_and_a_warning_says_so(wanted: int, mib: int) -
     assert not warning or f"{fit} of {wanted} sites" in warning
 
 
-def test_one_site_may_use_the_swap(monkeypatch: pytest.MonkeyPatch) -> None:
-    have(monkeypatch, 1000, extra=1500)
-    fit, warning = fitting_sites(8)
-    assert fit == 1
-    assert "1 of 8 sites" in warning
-
-
 def test_too_little_memory_is_one_line_with_numbers_and_another_way(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -354,25 +296,3 @@ def test_too_little_memory_is_one_line_with_numbers_and_another_way(
     ):
         assert part in line
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_local_engine_is_refused_too_where_it_does_not_fit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    have(monkeypatch, LOCAL_MIB)
-    check_local()
-    monkeypatch.setattr(
-        before_start.psutil.Process, "memory_info", lambda self: type("", (), {"rss": 50 * MIB})
-    )
-    have(monkeypatch, LOCAL_MIB - 51)
-    with pytest.raises(RunError, match=f"about {LOCAL_MIB} MiB"):
-        check_local()
-
-
-def test_few_addresses_are_refused_with_the_command_that_lifts_the_limit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    check_addresses()
-    monkeypatch.setattr(resource, "getrlimit", lambda what: (2**31, 2**31))
-    with pytest.raises(RunError, match="`ulimit -v unlimited`"):
-        check_addresses()

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from fedsurrogate.common.command_line import LISTEN, host_and_port
 from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.common.metrics_page import is_loopback
 from fedsurrogate.server_app.cli import main as cli
@@ -130,14 +129,6 @@ def test_only_this_machine_is_answered_unless_asked(tmp_path: Path) -> None:
         pass
     with serve(tmp_path, "0.0.0.0", 0, 1, exposed=True) as url:
         assert scrape(url.replace("0.0.0.0", "127.0.0.1"))
-
-
-def test_where_to_listen_is_a_host_and_a_port() -> None:
-    assert host_and_port(LISTEN) == ("127.0.0.1", 9464)
-    assert host_and_port("[::1]:0") == ("::1", 0)
-    for wrong in ("9464", ":9464", "localhost", "localhost:x", "localhost:65536", ""):
-        with pytest.raises(ConfigError, match="must be HOST:PORT"):
-            host_and_port(wrong)
 
 
 def test_an_address_that_cannot_be_had_is_named(tmp_path: Path) -> None:
