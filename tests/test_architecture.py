@@ -203,38 +203,6 @@ def test_private_modules_of_flower_are_imported_in_their_room_only(path: str) ->
 
 
 @pytest.mark.parametrize(
-    ("line", "private"),
-    [
-        ("from flwr.app import Message, Error", []),
-        ("from flwr.serverapp import strategy", []),
-        ("from flwr.app import message", ["flwr.app.message"]),
-        ("from flwr.app.message import Message", ["flwr.app.message.Message"]),
-        ("from flwr.common.constant import ErrorCode", ["flwr.common.constant.ErrorCode"]),
-        (
-            "def late():\n    from flwr.proto.control_pb2 import Run as Flowers",
-            ["flwr.proto.control_pb2.Run"],
-        ),
-        (
-            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import flwr.supercore.run",
-            ["flwr.supercore.run"],
-        ),
-        ("import flwr", ["flwr"]),
-        ("import flwr.app", ["flwr.app"]),
-        (
-            "import importlib\nimportlib.import_module('flwr.supercore.grpc')",
-            ["flwr.supercore.grpc"],
-        ),
-        ("import flwrx.proto", []),
-    ],
-)
-def test_private_modules_of_flower_are_told_from_public_ones(
-    tmp_path: Path, line: str, private: list[str]
-) -> None:
-    (tmp_path / "some.py").write_text(line)
-    assert private_flower(tmp_path / "some.py") == private
-
-
-@pytest.mark.parametrize(
     "path",
     [
         PLAYS_SUPERNODES,
@@ -508,42 +476,6 @@ def test_no_more_functions_take_all_settings_of_a_run_to_read_one_or_two() -> No
         "pass the value, not all settings; if there are fewer now, lower the number: "
         + "; ".join(found)
     )
-
-
-def test_functions_that_take_all_settings_to_read_few_are_told_from_others(tmp_path: Path) -> None:
-    (tmp_path / "common").mkdir()
-    (tmp_path / "common" / "some.py").write_text(
-        "def few(run: Settings): return run.seed + run.alpha\n"
-        "def many(run: Settings): return run.seed + run.alpha + run.sites\n"
-        "def passed(run: 'Settings'): return few(run)\n"
-        "def other(run: Folder): return run.seed\n"
-        "def parts(run: Run): return run.settings.seed + run.settings.sites + run.settings.alpha\n"
-        "def deep(run: Run): return run.settings.seed + run.digest + run.plan.kind\n"
-        "def handed(run: Run): return few(run.settings) + run.digest\n"
-        "def none(run: 'Run'): return 0\n"
-        "def perhaps(*, run: Run | None): return run.digest\n"
-        "async def plan(run: Settings, /) -> Plan: return Plan(run.seed)\n"
-        "def asked(job: Job): return job.run.settings.seed + job.found.rows + job.found.name\n"
-        "def three(job: Job): return job.run.settings.seed + job.run.settings.alpha + job.site\n"
-        "def on(job: Job): return few(job.run.settings)\n"
-        "def on_too(job: Job):\n    run, site = job.run, job.site\n    return few(run.settings)\n"
-        "def renamed(job: Job):\n    own = job.run.settings\n    return own.seed, own.alpha\n"
-        "class Base:\n    def hook(self, training: Training): return 0\n"
-        "class Below(Base):\n"
-        "    def hook(self, training: Training): return training.round\n"
-        "    def own(self, training: Training): return training.round\n"
-    )
-    assert [each.partition(" ")[2] for each in takers_of_all_settings(tmp_path)] == [
-        "few(run)",
-        "parts(run)",
-        "handed(run)",
-        "none(run)",
-        "perhaps(run)",
-        "plan(run)",
-        "asked(job)",
-        "renamed(job)",
-        "own(training)",
-    ]
 
 
 def descriptor(code: str) -> bytes:

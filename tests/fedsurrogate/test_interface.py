@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -188,21 +187,6 @@ def test_a_result_without_a_common_model_says_so(tmp_path: Path) -> None:
         match=r"did not measure the accuracy on all test records; see metrics\['accuracy'\]",
     ):
         _ = unmeasured.accuracy
-
-
-def test_without_pandas_a_table_names_the_extra(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = tmp_path / "rows.json"
-    result = fs.Result(
-        tmp_path, {"accuracy": {"per_site": {"a": 0.5}}, "bytes": {"up_per_site": {"a": 7}}}
-    )
-    assert result.to_frame().loc["a", "bytes"] == 7
-    assert list(fs.Sweep((), rows).to_frame()) == []
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    for table in (result, fs.Sweep((), rows)):
-        with pytest.raises(ConfigError, match=r"pip install 'fedsurrogate\[pandas\]'"):
-            table.to_frame()
 
 
 def test_type_checkers_read_the_types_of_the_package() -> None:

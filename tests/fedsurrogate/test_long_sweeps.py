@@ -135,21 +135,6 @@ def test_what_does_not_belong_to_a_sweep_is_not_kept(tmp_path: Path) -> None:
             fs.sweep(SITES, workers=workers, **call)
 
 
-def test_a_data_frame_of_a_sweep_is_tidy(tmp_path: Path) -> None:
-    table = fs.sweep(
-        SITES,
-        grid={"head.shrinkage": [0.1, 0.9], "test-fraction": [0.3]},
-        seeds=2,
-        output_dir=tmp_path,
-        **COMMON,
-    )
-    frame = table.to_frame()
-    assert len(frame) == 4
-    assert {"head__shrinkage", "test_fraction", "seed", "accuracy", "epsilon_spent"} <= set(frame)
-    assert all(name.isidentifier() for name in frame)
-    assert frame.groupby("head__shrinkage").accuracy.mean().between(0.5, 1).all()
-
-
 @pytest.mark.slow
 def test_the_command_goes_on_and_takes_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -2,7 +2,6 @@
 for bit, and no hang.
 """
 
-import errno
 import logging
 import os
 import signal
@@ -17,7 +16,7 @@ import psutil
 import pytest
 import torch
 
-from fedsurrogate.client_app.features import cache, device_processes, extraction
+from fedsurrogate.client_app.features import cache, extraction
 from fedsurrogate.client_app.features.device_processes import Devices, in_processes
 from fedsurrogate.client_app.features.extraction import Features, extract
 from fedsurrogate.client_app.features.site_features import load_site
@@ -180,32 +179,6 @@ def test_a_backbone_that_another_process_cannot_load_is_an_error_that_keeps_shar
     there = Devices(("cpu",), load, load_backbone("pixels", device="cpu").fingerprint)
     with pytest.raises(FedSurrogateError, match=rf"on cpu failed \(.*{why}") as error:
         list(in_processes(picture, [range(LAST)], there, 64))
-    assert type(error.value) is FedSurrogateError
-
-
-def test_a_process_that_cannot_be_started_is_not_a_fault_of_the_cache(
-    tmp_path: Path, processes: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    processes(2)
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
-    with pytest.raises(FedSurrogateError, match="on cpu cannot be started") as error:
-        features(tmp_path)
-    assert type(error.value) is FedSurrogateError
-
-
-def test_too_many_open_files_are_not_a_fault_of_the_cache(
-    tmp_path: Path, processes: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    processes(2)
-
-    def none() -> None:
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    monkeypatch.setattr(device_processes, "Pipe", none)
-    with pytest.raises(
-        FedSurrogateError, match=r"on cpu cannot be started .*Too many open files"
-    ) as error:
-        features(tmp_path)
     assert type(error.value) is FedSurrogateError
 
 

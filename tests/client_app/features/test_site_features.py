@@ -21,7 +21,7 @@ from fedsurrogate.client_app.datasets.dataset import Dataset
 from fedsurrogate.client_app.datasets.left_out import NoRecordsError, SourceError
 from fedsurrogate.client_app.datasets.partition import SiteShare
 from fedsurrogate.client_app.features import site_features
-from fedsurrogate.client_app.features.extraction import Bags, Features
+from fedsurrogate.client_app.features.extraction import Features
 from fedsurrogate.client_app.features.site_features import (
     check_addressee,
     examples_of,
@@ -32,7 +32,6 @@ from fedsurrogate.client_app.features.site_features import (
     site_name,
     usable,
     with_broken,
-    with_lost_images,
 )
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.backbones.networks import BackboneOptions
@@ -245,32 +244,6 @@ def test_the_report_names_a_broken_record_and_reopens_images_only_for_a_person()
     bags = dataset([0] * 2, opener=opener, members=(torch.tensor([0]), torch.tensor([1])))
     assert examples_of(bags, [1]) == "record 2"
     assert examples_of(dataset([0] * 2, features=torch.zeros(2, D)), [1]) == "record 2"
-
-
-@given(count=st.integers(1, 70))
-def test_at_most_sixteen_images_are_opened_again_and_four_faults_named(count: int) -> None:
-    opened: list[int] = []
-
-    def opener(index: int, shortest: int) -> Any:
-        opened.append(index)
-        raise OSError("abcdefghijklmnop"[len(opened) % 16])
-
-    words = examples_of(dataset([0] * 70, opener=opener), range(count))
-    step = math.ceil(count / 16)
-    assert opened == list(range(0, count, step))
-    assert words.count("record") == min(4, len(opened))
-
-
-def test_lost_images_of_bags_are_a_warning() -> None:
-    report = DataReport("wards", 3, warnings=("first",))
-    found = features(2, set(), set())
-    assert with_lost_images(report, found) is report
-    for ok, words in (([True] * 3, None), ([False, True, False], "2 images cannot be read")):
-        own = Features(found.x, found.ok, "f", 0.0, False, Bags((), torch.tensor(ok)))
-        made = with_lost_images(report, own)
-        assert made.warnings[0] == "first"
-        warning = f"{words}, and are left out of their bags"
-        assert made.warnings[1:] == ((warning,) if words else ())
 
 
 def test_a_warning_of_odd_columns_is_for_runs_without_frames_and_ranges(

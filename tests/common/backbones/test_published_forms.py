@@ -354,20 +354,6 @@ def test_a_folder_of_open_clip_gives_the_features_of_open_clip(
     same(found, picture, lambda x: visual(x)[0] if pair else oracle.encode_image(x), transform)
 
 
-def test_the_text_tower_of_a_clip_is_not_built(tmp_path: Path, picture: Image.Image) -> None:
-    """BiomedCLIP's is of transformers, which a site may not have."""
-    import open_clip
-
-    text = {"hf_model_name": "microsoft/no-such-model", "hf_tokenizer_name": "none", "proj": "mlp"}
-    config = {"embed_dim": 12, "vision_cfg": VISION, "text_cfg": text}
-    (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": config}))
-    clip = spread(open_clip.CLIP(12, VISION, TEXT))
-    save_file(clip.state_dict(), tmp_path / "open_clip_model.safetensors")
-    found = load_backbone(f"open_clip:local-dir:{tmp_path}", device="cpu")
-    same(found, picture, clip.encode_image)
-    assert found.preprocess.mean == open_clip.OPENAI_DATASET_MEAN  # type: ignore[union-attr]
-
-
 # transformers.
 
 HF_SMALL = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "image_size": 32}
@@ -520,21 +506,6 @@ def test_the_image_tower_of_siglip_is_that_of_transformers(
     same(found, picture, lambda x: model(x).pooler_output)
 
 
-def test_a_tower_of_siglip_that_does_not_fit_is_refused(tmp_path: Path) -> None:
-    siglip(tmp_path, both=True)
-    name = f"hf:local-dir:{tmp_path}"
-    for own, refusal in (
-        (SIGLIP_SMALL | {"hidden_act": "gelu"}, "hf: builds 'gelu_pytorch_tanh' only"),
-        (SIGLIP_SMALL | {"image_size": 64}, "is for images of 64 px, and .* of 32 px"),
-        # What is left out is the usual, which these weights are not.
-        ("text", "is for images of 224 px"),
-        (SIGLIP_SMALL | {"num_hidden_layers": 1}, r"do not fit .*: 12 unexpected \(blocks.1"),
-    ):
-        changed(tmp_path, "config.json", vision_config=own)
-        with pytest.raises(BackboneError, match=refusal):
-            load_backbone(name, device="cpu")
-
-
 # What is refused.
 
 
@@ -680,18 +651,6 @@ def test_a_folder_without_the_files_is_refused_with_what_it_has(tmp_path: Path) 
 # ONNX.
 
 
-class Tokens(nn.Module):
-    """A tower that returns its tokens and their mean, as exporters of transformers do."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Conv2d(3, 5, 8, 8)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        tokens = self.layer(x).flatten(2).transpose(1, 2)
-        return tokens, tokens.mean(1)
-
-
 class Centred(nn.Module):
     """Features that depend on the other images of the batch."""
 
@@ -744,19 +703,6 @@ def test_a_graph_gives_the_features_of_the_module_that_it_was(
     other = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     file = exported(other, tmp_path / "other.onnx", batch=batch, free=free)
     assert load_backbone(f"onnx:{file}", "", size, "cpu", STATED).fingerprint != found.fingerprint
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_the_outputs_of_a_graph_are_told_apart_by_their_form(
-    tmp_path: Path, picture: Image.Image
-) -> None:
-    file, module = tmp_path / "net.onnx", Tokens()
-    exported(module, file)
-    same(load_backbone(f"onnx:{file}", "", 0, "cpu", STATED), picture, lambda x: module(x)[1])
-    options = BackboneOptions(STATED.mean, STATED.std, "cls")
-    same(
-        load_backbone(f"onnx:{file}", "", 0, "cpu", options), picture, lambda x: module(x)[0][:, 0]
-    )
 
 
 @pytest.mark.filterwarnings("ignore")

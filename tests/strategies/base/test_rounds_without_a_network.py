@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,10 +14,9 @@ from hypothesis import strategies as st
 
 from fedsurrogate.common.errors import PUBLIC_SENTENCES, RunError
 from fedsurrogate.common.models.classifiers import Head
-from fedsurrogate.common.models.parameters import CONTROL, Parameters
 from fedsurrogate.strategies.base.outcome import Outcome, Site
-from fedsurrogate.strategies.base.training import Training, read_kept
-from fedsurrogate.strategies.fedavg import Updates, with_memory
+from fedsurrogate.strategies.base.training import Training
+from fedsurrogate.strategies.fedavg import Updates
 from tests.strategies.base.test_courses_of_a_run import Kept
 
 BUDGET = PUBLIC_SENTENCES["budget"]
@@ -56,23 +54,6 @@ def test_a_round_ends_the_run_where_it_lacks_only_those_without_a_budget(
     refused = fates.count("budget")
     enough = used + refused >= max(1, math.ceil(quorum * len(fates) - 1e-9))
     assert found == bool(epsilon and refused and enough)
-
-
-def test_a_kept_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    (tmp_path / "kept").write_bytes(b"kept")
-    assert read_kept(str(tmp_path), "kept") == b"kept"
-    (tmp_path / "folder").mkdir()
-    for name, kind in (
-        ("none", "FileNotFoundError"),
-        ("folder", "IsADirectoryError"),
-        ("kept/more", "NotADirectoryError"),
-    ):
-        with pytest.raises(RunError) as refusal:
-            read_kept(str(tmp_path), name)
-        assert str(refusal.value) == (
-            f"resume = {str(tmp_path)!r}: {name} cannot be read ({kind}); name the folder of an "
-            "earlier run"
-        )
 
 
 @pytest.mark.parametrize(
@@ -118,17 +99,6 @@ def test_the_model_of_a_target_says_what_it_answers(monkeypatch: pytest.MonkeyPa
     assert target is not None
     assert json.loads(head.target) == json.loads(json.dumps(target.public))
     assert head.target == json.dumps(json.loads(head.target), sort_keys=True)
-
-
-def test_barred_sites_do_not_count_in_the_mean(monkeypatch: pytest.MonkeyPatch) -> None:
-    strategy, training = begun(monkeypatch, 4, method="scaffold")
-    strategy.outcome.sites[2].barred = True
-    with_memory(training)
-    ones = {name: torch.ones_like(part) for name, part in training.model.items()}
-    ones |= {CONTROL + name: part for name, part in ones.items()}
-    assert strategy.absorb(training, [Parameters(training.header(), 4, ones, 1)]) == {}
-    for name in training.model:
-        assert training.memory[CONTROL + name].flatten()[0].item() == pytest.approx(1 / 3)
 
 
 def test_units_are_those_of_all_claims_that_count() -> None:

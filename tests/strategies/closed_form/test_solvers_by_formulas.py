@@ -4,9 +4,6 @@ records or without variance, with covariances as matrices and in factors; and th
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -14,27 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fedsurrogate.common.errors import RunError
-from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.surrogates.covariances import Diagonal, Full, Gram
+from fedsurrogate.common.surrogates.covariances import Diagonal, Full
 from fedsurrogate.common.surrogates.mixtures import Mixtures
 from fedsurrogate.common.surrogates.surrogates import Header, Surrogate
 from fedsurrogate.strategies.closed_form.solvers import (
     _unequal_scales,
     balanced_ridge,
     chosen_with_accuracy,
-    fewest_records,
     lda,
     naive_bayes,
-    qda,
     ridge,
 )
 from fedsurrogate.strategies.closed_form.statistics import Factored, Statistics
 from fedsurrogate.strategies.fedpft.strategy import (
-    FedPFT,
     _enough,
-    _with_enough_records,
-    one_gaussian_a_class,
 )
 
 Array = NDArray[np.float64]
@@ -154,50 +144,6 @@ def test_least_squares_weighed_by_records_or_by_classes(
         np.testing.assert_allclose(found.bias, own - found.weight.numpy() @ mean, atol=1e-12)
 
 
-def oracle(matrix: Array, n: float) -> float:
-    """Chen et al. 2010, equation 23."""
-    trace, squares = matrix.trace(), float((matrix**2).sum())
-    below = (n + 1 - 2 / D) * (squares - trace**2 / D)
-    return 1.0 if below <= 0 else min(1.0, ((1 - 2 / D) * squares + trace**2) / below)
-
-
-@few
-@given(SEEDS, st.integers(1, 4), st.booleans(), st.sampled_from([0.0, 0.2, None]), RANKS)
-def test_quadratic_discriminants_of_classes_of_any_size(
-    seed: int, classes: int, sampled: bool, shrinkage: float | None, rank: int
-) -> None:
-    each = [
-        classes_of(seed + k, 1, rank if k == classes - 1 else D, False, False)
-        for k in range(classes)
-    ]
-    if not sampled:
-        each = [
-            replace(one, covariance=one.matrix.diagonal().diag(), sampled=False) for one in each
-        ]
-    found = qda(each, shrinkage)
-    used, bias, singular = [], [], False
-    for k, one in enumerate(each):
-        n, within = float(one.counts[0]), one.matrix.numpy()
-        own = shrinkage
-        if own is None:
-            own = oracle(within, n) if sampled else 0.01
-        used.append(own)
-        shrunk = (1 - own) * within + (own * within.diagonal().mean() + 1e-30) * np.eye(D)
-        singular = singular or np.linalg.eigvalsh(shrunk)[0] < 1e-12 * shrunk.diagonal().mean()
-        bias.append(math.log(n) - np.linalg.slogdet(shrunk)[1] / 2)
-        np.testing.assert_allclose(found.means[k], one.means[0])
-        if not singular:
-            whitener = found.whiteners[k].double().numpy()
-            whitener = whitener if sampled else np.diag(whitener)
-            np.testing.assert_allclose(
-                whitener.T @ whitener, np.linalg.inv(shrunk), rtol=1e-3, atol=1e-5
-            )
-    assert found.shrinkage == pytest.approx(max(used))
-    assert (found.added > 0) == (singular and sampled)
-    if not singular:
-        np.testing.assert_allclose(found.bias, np.array(bias) - max(bias), atol=1e-9)
-
-
 @pytest.mark.parametrize(("ratio", "unequal"), [(24.9, False), (25.0, False), (25.1, True)])
 def test_columns_are_unequal_from_the_median_over_the_smallest(ratio: float, unequal: bool) -> None:
     variances = torch.tensor([1.0, ratio, ratio, 9 * ratio, 0.0, 1e-14]).double()
@@ -237,22 +183,6 @@ def test_a_small_column_has_its_own_unit_where_that_is_expected_to_be_better(
     torch.testing.assert_close(found.bias, plain.bias)
 
 
-@pytest.mark.parametrize(("sampled", "fewest"), [(True, D + 1), (False, 2)])
-def test_a_class_needs_a_record_more_than_dimensions_or_two(sampled: bool, fewest: int) -> None:
-    assert fewest_records(D, sampled) == fewest
-    one = classes_of(0, 1, D, False, False, sampled)
-    there = replace(one, counts=torch.tensor([float(fewest)]).double())
-    assert list(_with_enough_records(iter([there]), ["a"])) == [there]
-    less = replace(one, counts=torch.tensor([fewest - 1.0]).double())
-    with pytest.raises(RunError) as caught:
-        list(_with_enough_records(iter([there, less]), ["a", "b"]))
-    assert str(caught.value) == (
-        f"head.solver = 'qda': class 'b' has {fewest - 1} records at all sites, and its covariance "
-        f"in {D} dimensions needs {fewest}; use head.solver = 'lda', or leave the class out with "
-        "classes"
-    )
-
-
 def site(name: str, counts: dict[str, int], full: bool) -> Surrogate:
     classes = len(counts)
     spread = torch.eye(D).repeat(classes, 1, 1)
@@ -283,43 +213,3 @@ def test_a_class_of_one_site_alone_with_too_few_records_is_left_out(
     found = _enough([site(f"s{k}", own, full) for k, own in enumerate(sites)])
     assert set(found) == wanted
     assert len(found) == len(wanted)
-
-
-@few
-@given(SEEDS, st.integers(1, 4), st.booleans())
-def test_pooled_statistics_are_one_gaussian_a_class(seed: int, classes: int, absent: bool) -> None:
-    given_ = classes_of(seed, classes, D, False, absent)
-    given_ = replace(given_, counts=given_.counts + 0.3)
-    table = one_gaussian_a_class(given_)
-    assert table.counts.tolist() == [max(1, round(each)) for each in given_.counts.tolist()]
-    assert table.labels.tolist() == list(range(classes))
-    assert table.weights.tolist() == [1.0] * classes
-    torch.testing.assert_close(table.means, given_.means.float())
-    assert isinstance(table.covariance, Gram)
-    torch.testing.assert_close(table.covariance.matrix, given_.matrix.float())
-
-
-@pytest.mark.parametrize("solver", ["lda", "ridge", "qda", "sampled"])
-@pytest.mark.parametrize("alike", [False, True])
-def test_a_run_states_its_solver_its_shrinkage_and_a_ridge_that_was_added(
-    solver: str, alike: bool
-) -> None:
-    """And nothing else."""
-    run = parse_run(
-        {"fedpft.covariance": "full", "head.solver": solver, "defence": "none", "head.max-samples": 99,
-         "head.min-steps": 2, "head.shrinkage": "auto" if solver == "sampled" else 0.0}
-    )  # fmt: skip
-    spread = torch.eye(D).repeat(2, 1, 1)
-    if alike:
-        spread[:, -1] = spread[:, 0]
-        spread[:, -1, -1] = 0.0
-    means = torch.tensor([[0.0, 0, 0, 0], [3.0, 0, 0, 3.0]])
-    table = Mixtures(torch.tensor([30, 40]), torch.arange(2), torch.ones(2), means, Full(spread))
-    sent = Surrogate(Header("fedpft", run.digest, "s", "f", ("a", "b")), table)
-    facts = dict(FedPFT(run).learn([sent], ("a", "b")).facts)
-    wanted: dict[str, object] = {"solver": solver}
-    if solver != "sampled":
-        wanted["shrinkage"] = 0.0
-        added = facts.pop("added-ridge", 0.0)
-        assert (float(added) > 0) == alike
-    assert facts == wanted

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from dataclasses import asdict, replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,36 +14,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.common.counts import Counts
-from fedsurrogate.common.errors import RunError, SurrogateError
-from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.targets.labels import Labels
 from fedsurrogate.common.targets.number import Number
 from fedsurrogate.common.targets.time import Time
-from fedsurrogate.common.wire.model_proto import save_model
 from fedsurrogate.strategies.base.one_shot import OneShot
 from fedsurrogate.strategies.base.outcome import Site
 from fedsurrogate.strategies.counting.results import (
     PooledCounts,
     auroc,
     evaluation_result,
-    keep_result,
     pooled,
     rate,
     records_counted,
-    result_of,
-    summed_result,
     total,
 )
 from fedsurrogate.strategies.counting.strategy import (
     Counting,
-    evaluated_payload,
-    payload_of,
-    read_model,
 )
-from fedsurrogate.strategies.pooling.site_weights import Total
 from tests.strategies.base.test_courses_of_a_run import Kept
 
 few = settings(max_examples=25, deadline=None)
@@ -132,31 +120,6 @@ def test_tables_and_variances_of_sites_add_up_and_a_survey_shows_each_site(
     }
 
 
-@pytest.mark.parametrize("epsilon", [0.0, 2.0])
-def test_a_result_is_kept_as_text_with_its_kind_and_budget(epsilon: float) -> None:
-    kept = Kept()
-    more = {"epsilon": epsilon, "delta": 1e-5} if epsilon else {}
-    keep_result(kept, run_of("survey", **more).settings, 4, {"records": 3})  # type: ignore[arg-type]
-    whole: dict[str, Any] = {"schema": 1, "kind": "survey", "sites": 4, "records": 3}
-    whole |= {"privacy": {"epsilon": 2.0, "delta": 1e-5}} if epsilon else {}
-    assert kept.surrogates == {
-        "file survey.json": (json.dumps(whole, indent=2) + "\n").encode(),
-    }
-
-
-def test_secure_aggregation_of_counts_says_so_and_false_ones_end_the_run() -> None:
-    run = run_of("survey")
-    table = torch.tensor([5.0, 0.0, 3.0]).double()
-    summed = Total(header("coordinator"), {"records": table}, {"records": 2.0})
-    exact = result_of(PooledCounts({"records": table}, {"records": 4.0}), run.settings.counting, NAMES)  # fmt: skip
-    assert summed_result(summed, run) == exact | {"secure_aggregation": True}
-    plain = summed_result(replace(summed, sigmas={}), run)
-    assert plain["noise"] == {"records": 0.0}
-    false = replace(summed, tensors={"records": -100 * torch.ones(3).double()})
-    with pytest.raises(RunError, match=r"below zero .* so some site has added false numbers"):
-        summed_result(false, run)
-
-
 @few
 @given(SEEDS, st.integers(0, 3))
 def test_records_with_a_target_are_the_most_of_any_label_or_number(seed: int, scale: int) -> None:
@@ -217,28 +180,3 @@ def test_only_a_site_that_allows_it_is_kept_and_shown_alone(
     assert sorted(recorder.surrogates) == [f"s{at}" for at in alone]
     records = [site.records for site in strategy.outcome.sites.values()]
     assert records == [5 * (at in alone) for at in range(5)]
-
-
-def test_a_model_that_is_evaluated_is_kept_where_it_is_the_one_of_the_settings(
-    tmp_path: Path,
-) -> None:
-    model = Head(header("coordinator"), torch.ones(3, 2), torch.zeros(3))
-    save_model(model, tmp_path / "model.safetensors")
-    payload, digest = payload_of(read_model(tmp_path / "model.safetensors"))
-    assert hashlib.sha256(payload).hexdigest() == digest
-    settings = run_of("evaluation").settings.counting
-    own = settings.model_copy(
-        update={"model": str(tmp_path / "model.safetensors"), "digest": digest}
-    )
-    kept = Kept()
-    assert evaluated_payload(own, kept) == payload
-    assert kept.surrogates == {"file evaluated.pb": payload}
-    (tmp_path / "evaluated.pb").write_bytes(payload)
-    again = own.model_copy(update={"model": str(tmp_path / "evaluated.pb")})
-    assert evaluated_payload(again, Kept()) == payload
-    assert evaluated_payload(own.model_copy(update={"kind": "survey"}), Kept()) is None
-    other = own.model_copy(update={"digest": "e" * 64})
-    with pytest.raises(RunError, match=r"is not the model that counting.digest names"):
-        evaluated_payload(other, kept)
-    with pytest.raises(RunError, match="cannot be read"):
-        evaluated_payload(own.model_copy(update={"model": str(tmp_path / "none.pb")}), kept)
