@@ -52,16 +52,9 @@ PLAYS_SUPERNODES = "benchmarks/many_senders.py"
 # Measures Flower's own secure aggregation, which have no documented functions.
 MEASURES_FLOWER = "benchmarks/peers_secure_aggregation.py"
 UNPICKLERS = {
-    "pickle",
-    "cPickle",
-    "_pickle",
-    "dill",
-    "cloudpickle",
-    "joblib",
-    "shelve",
-    "marshal",
+    "pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal",
     "jsonpickle",
-}
+}  # fmt: skip
 GENERATED = {"common/surrogate_pb2.py"}
 MOST_LINES, MOST_PARAMETERS = 500, 7
 # Functions that take all settings of a run, or a request or a training that holds them, read at most
@@ -69,15 +62,8 @@ MOST_LINES, MOST_PARAMETERS = 500, 7
 # as plans and what plans name are; read more of the settings than the rule sees; or read them twice.
 MOST_TAKERS = 7
 HEAVY = (
-    "torchvision",
-    "open_clip",
-    "timm",
-    "matplotlib",
-    "sklearn",
-    "datasets",
-    "pyarrow",
-    "pydicom",
-)
+    "torchvision", "open_clip", "timm", "matplotlib", "sklearn", "datasets", "pyarrow", "pydicom",
+)  # fmt: skip
 
 
 def sources(*folders: str) -> list[str]:
@@ -383,17 +369,10 @@ METHOD_SETTINGS = ("fedsurrogate.common.settings", "fedsurrogate.common.run")
 OTHER_STRATEGIES = tuple(
     f"fedsurrogate.strategies.{name}"
     for name in (
-        "closed_form",
-        "dpcvae",
-        "fedavg",
-        "fedlap",
-        "fedpft",
-        "heads",
-        "pooling",
-        "robustness",
+        "closed_form", "dpcvae", "fedavg", "fedlap", "fedpft", "heads", "pooling", "robustness",
         "secure_aggregation",
     )
-)
+)  # fmt: skip
 
 
 # By sentence: files, and what they do not import.

@@ -32,18 +32,9 @@ PROGRAMS = {
 }
 RUNNERS = {"site": commands.site, "coordinator": commands.coordinator}
 LIBRARIES = (
-    "flwr",
-    "torch",
-    "ray",
-    "numpy",
-    "scipy",
-    "sklearn",
-    "matplotlib",
-    "cryptography",
-    "grpc",
-    "psutil",
-    "jinja2",
-)
+    "flwr", "torch", "ray", "numpy", "scipy", "sklearn", "matplotlib", "cryptography", "grpc",
+    "psutil", "jinja2",
+)  # fmt: skip
 MODELS = (
     "pydantic",
     "fedsurrogate.common.run",

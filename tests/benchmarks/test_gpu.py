@@ -18,31 +18,14 @@ from tests.grid import ROOT
 # What a bare machine with torch and torchvision does not have.
 MISSING = (
     *(
-        "flwr",
-        "ray",
-        "pydantic",
-        "typer",
-        "rich",
-        "google",
-        "grpc",
-        "cryptography",
-        "safetensors",
-        "sklearn",
-        "scipy",
+        "flwr", "ray", "pydantic", "typer", "rich", "google", "grpc", "cryptography", "safetensors",
+        "sklearn", "scipy",
     ),
     *(
-        "dp_accounting",
-        "opacus",
-        "open_clip",
-        "timm",
-        "pyarrow",
-        "pydicom",
-        "filelock",
-        "psutil",
-        "jinja2",
-        "matplotlib",
+        "dp_accounting", "opacus", "open_clip", "timm", "pyarrow", "pydicom", "filelock", "psutil",
+        "jinja2", "matplotlib",
     ),
-)
+)  # fmt: skip
 BARE = f"""
 import runpy, sys
 from importlib.machinery import PathFinder
@@ -54,16 +37,9 @@ sys.meta_path = [Bare if finder is PathFinder else finder for finder in sys.meta
 """
 MAIN = 'runpy.run_module("benchmarks.gpu", run_name="__main__")'
 PARITY = (
-    "features of",
-    "mixture, diag",
-    "mixture, gram",
-    "k-means",
-    "second moment",
-    "head in closed form, lda",
-    "a trained head",
-    "FedLAP, radius",
-    "DP-CVAE, clipped",
-)
+    "features of", "mixture, diag", "mixture, gram", "k-means", "second moment",
+    "head in closed form, lda", "a trained head", "FedLAP, radius", "DP-CVAE, clipped",
+)  # fmt: skip
 SPEED = (
     "limit: products in bfloat16",
     "limit: copy from pinned memory",

@@ -33,15 +33,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The built site."""
     folder = tmp_path_factory.mktemp("site")
     command = [
-        sys.executable,
-        "-m",
-        "mkdocs",
-        "build",
-        "--strict",
-        "--quiet",
-        "--site-dir",
-        str(folder),
-    ]
+        sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder),
+    ]  # fmt: skip
     environment = os.environ | {"PYTHONPATH": str(ROOT), "NO_MKDOCS_2_WARNING": "1"}
     done = ran(command, cwd=ROOT, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr

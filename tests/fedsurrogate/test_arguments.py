@@ -203,16 +203,9 @@ GOOD: dict[str, list[Any]] = {
     "module": [nn.Flatten()],
 }
 MORE = (
-    "epsilon",
-    "delta",
-    "rank",
-    "seed",
-    "classes",
-    "task",
-    "bags",
-    "features__power_transform",
+    "epsilon", "delta", "rank", "seed", "classes", "task", "bags", "features__power_transform",
     "odd",
-)
+)  # fmt: skip
 
 
 @st.composite

@@ -17,7 +17,10 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor
 
+from fedsurrogate.client_app.datasets.left_out import LeftOut
 from fedsurrogate.client_app.datasets.partition import share
+from fedsurrogate.client_app.datasets.records import Records
+from fedsurrogate.client_app.datasets.table_records import pooled
 from fedsurrogate.client_app.features.extraction import PIECE, Bags
 from fedsurrogate.client_app.features.site_features import SiteFeatures, load_site
 from fedsurrogate.client_app.governance.release import without_records
@@ -223,6 +226,18 @@ def test_a_folder_inside_that_of_a_class_is_a_bag(kind: str, tmp_path: Path) -> 
     site = loaded(node, PRIVATE)
     found = sorted(round(each * 255) for each in features_of(site))
     assert found == [15, 30, 40, 50, 65]
+
+
+@pytest.mark.parametrize(
+    "more", [{"is_train": torch.tensor([True, False, True])}, {"origin": ("n", "m", "n")}], ids=list
+)
+def test_a_bag_in_both_parts_of_a_split_or_at_two_sites_is_refused_or_left_out(
+    more: dict[str, Any],
+) -> None:
+    own = Records(list("aab"), "key", bags=("x", "x", "y"), **more)
+    with pytest.raises(DataError, match=r"^1 of 2 bags .* bag 'x'"):
+        pooled(own, LeftOut(), False)
+    assert pooled(own, LeftOut(one_by_one=True), False).labels == ["b"]
 
 
 def test_a_whole_bag_counts_once_under_another_name(tmp_path: Path) -> None:

@@ -194,14 +194,9 @@ def test_a_teacher_of_something_else_is_refused(change: dict[str, Any], tmp_path
 
 SITES = 3
 SETTINGS: dict[str, Any] = {
-    "backbone": "pixels",
-    "data": "digits",
-    "head.min-steps": 20,
-    "head.epochs": 1,
-    "test-fraction": 0.5,
-    "partition": "dirichlet",
-    "alpha": 0.3,
-}
+    "backbone": "pixels", "data": "digits", "head.min-steps": 20, "head.epochs": 1,
+    "test-fraction": 0.5, "partition": "dirichlet", "alpha": 0.3,
+}  # fmt: skip
 
 
 def run_baselines(**more: Any) -> Run:
