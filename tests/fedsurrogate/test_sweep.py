@@ -14,8 +14,6 @@ from sklearn.datasets import load_digits
 import fedsurrogate as fs
 import fedsurrogate.server_app.deployment.local_engine
 from fedsurrogate.common.errors import ConfigError, DataError
-from fedsurrogate.server_app.report.plots.sweep import draw_sweep
-from fedsurrogate.server_app.sweep import Summary
 from tests.commands import coordinator
 
 DIGITS = load_digits()
@@ -131,19 +129,3 @@ def test_a_sweep_over_numbers_of_sites_computes_features_once(tmp_path: Path) ->
         fs.sweep(SITES, grid={"sites": [2]}, output_dir=tmp_path)
     with pytest.raises(ConfigError, match=r"sites = 2\.5: must be a whole number"):
         fs.sweep(3, data=data, grid={"sites": [2.5]}, output_dir=tmp_path)
-
-
-def test_unequal_classes_are_compared_by_auroc() -> None:
-    def summary(epsilon: float, auroc: float, majority: float) -> Summary:
-        others = {"auroc": (auroc, 0.02), "majority": (majority, 0.0)}
-        return Summary({"epsilon": epsilon}, 3, 0, 0.5, 0.3, 100.0, others)
-
-    unequal = [summary(1.0, 0.7, 0.9), summary(8.0, 0.9, 0.9)]
-    (axes,) = draw_sweep(unequal).axes
-    assert axes.get_ylabel() == "AUROC, mean and 95 % interval"
-    assert list(axes.lines[0].get_ydata()) == [0.7, 0.9]
-    assert draw_sweep(unequal, score="accuracy").axes[0].get_ylabel().startswith("accuracy")
-    equal = [summary(1.0, 0.7, 0.5), summary(8.0, 0.9, 0.5)]
-    assert draw_sweep(equal).axes[0].get_ylabel().startswith("accuracy")
-    with pytest.raises(ConfigError, match="score = 'mae': use 'auroc'"):
-        draw_sweep(equal, score="mae")

@@ -4,7 +4,6 @@ not, in numbers and not in the names of limits; and tables whose entries differ 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from dataclasses import replace
@@ -35,8 +34,7 @@ from fedsurrogate.common.surrogates.covariances import (
 )
 from fedsurrogate.common.surrogates.mixtures import Mixtures
 from fedsurrogate.common.surrogates.surrogates import Header, Surrogate, Synthetic
-from fedsurrogate.common.wire import generator_files, surrogate_proto
-from fedsurrogate.common.wire import tensors as covariances
+from fedsurrogate.common.wire import generator_files
 from fedsurrogate.common.wire.generator_files import read_synthetic_set
 from fedsurrogate.common.wire.model_proto import (
     classifier_of,
@@ -56,7 +54,6 @@ from fedsurrogate.common.wire.records import (
     to_record,
     unpack_surrogate,
 )
-from fedsurrogate.common.wire.surrogate_proto import centre_digest, pack_centre
 from fedsurrogate.common.wire.tensors import (
     pack,
     pack_covariance,
@@ -533,11 +530,3 @@ def test_weights_are_made_to_sum_to_one_where_only_rounding_is_missing(
     elif abs(share - 1) > 0.011:
         assert after.tolist() == pytest.approx([share] * len(components), abs=2e-3)
     assert found.labels.tolist() == labels.tolist()
-
-
-def test_digests_of_centres_are_sixteen_digits_of_their_bytes() -> None:
-    mean = torch.tensor([1.0, 2.0])
-    whole = hashlib.sha256(pack_centre(mean).SerializeToString()).hexdigest()
-    assert centre_digest(mean) == whole[:16]
-    assert (surrogate_proto.SCHEMA, surrogate_proto.FRAMED) == (1, 2)
-    assert (covariances.RELATIVE_LEAST, covariances.SMALLEST) == (1e-9, 1e-30)
