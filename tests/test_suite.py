@@ -77,11 +77,6 @@ def test_a_look_at_sample_data_is_found(source: str) -> None:
     assert outside(ast.parse(source))
 
 
-@pytest.mark.parametrize("source", ["shared = 1", '{"shared": 1}', 'chosen != "shared"'])
-def test_the_word_alone_is_no_look_at_sample_data(source: str) -> None:
-    assert not outside(ast.parse(source))
-
-
 def test_the_fixture_marks_its_tests_and_without_the_folder_they_are_skipped(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
