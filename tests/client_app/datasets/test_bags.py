@@ -240,6 +240,15 @@ def test_a_bag_in_both_parts_of_a_split_or_at_two_sites_is_refused_or_left_out(
     assert pooled(own, LeftOut(one_by_one=True), False).labels == ["b"]
 
 
+def test_a_key_of_bags_is_that_of_their_images() -> None:
+    keys = {
+        pooled(Records(list("aaa"), of, bags=names), LeftOut(), False).key
+        for of in ("one", "two")
+        for names in (None, tuple("xxy"), tuple("xyy"), tuple("xxx"))
+    }
+    assert len(keys) == 8
+
+
 def test_a_whole_bag_counts_once_under_another_name(tmp_path: Path) -> None:
     images = [Picture(10, "1", "1", "a"), Picture(20, "1", "1", "a"), Picture(30, "2", "1", "b")]
     copy = [Picture(20, "3", "1", "a"), Picture(10, "3", "1", "a")]

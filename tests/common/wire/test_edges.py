@@ -498,6 +498,20 @@ def test_a_record_has_256_values_and_four_mebibytes_of_them_at_most() -> None:
         check_form(to_record(None, {"a": "x" * 2**22}))
 
 
+@pytest.mark.parametrize(
+    ("info", "size"),
+    [({"abc": 1.5}, 11), ({"a": "xyz"}, 4), ({"a": [1, 2]}, 17), ({"a": ["xy", "z", ""]}, 4)],
+)
+def test_values_have_the_size_that_they_take(
+    info: dict[str, Any], size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedsurrogate.common.wire.records.LARGEST_INFO", size)
+    check_form(to_record(None, info))
+    monkeypatch.setattr("fedsurrogate.common.wire.records.LARGEST_INFO", size - 1)
+    with pytest.raises(SurrogateError, match="values next to the payload"):
+        check_form(to_record(None, info))
+
+
 @pytest.mark.parametrize("announced", [3.0, [3], "3", 2, 4, True, None])
 def test_only_a_whole_number_announces_a_payload(announced: Any) -> None:
     info = {} if announced is None else {"bytes": announced}
