@@ -42,6 +42,25 @@ from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.settings import DataKind
 
 
+@pytest.mark.parametrize("unit", ["record", "patient"])
+@pytest.mark.parametrize("private", [False, True])
+@pytest.mark.parametrize("parts", [1, 3])
+def test_a_site_is_a_source_by_its_own_settings(unit: str, private: bool, parts: int) -> None:
+    budget = {"epsilon": 1.0, "delta": 1e-5, "classes": "a,b"} if private else {"classes": "a"}
+    run = parse_run(budget)
+    at = 1 if parts > 1 else 0
+    node = NodeConfig(
+        site="s", data="parquet", data_dir="/d", dataset=("x", "y", "z"), label_column="l", patient_column="p",
+        dicom_frames="first", unit=unit, partition_id=at, num_partitions=parts,
+    )  # fmt: skip
+    assert DataSource.of_node(node, run) == DataSource(
+        kind="parquet", folder="/d", names=("x", "y", "z")[at : at + 1] if private else ("x", "y", "z"),
+        label_column="l", patient_column="p", test_fraction=run.settings.test_fraction,
+        classes=run.settings.classes, frames="first", one_by_one=private,
+        patients_protected=node.protects == "patient", noisy=private,
+    )  # fmt: skip
+
+
 @settings(max_examples=40)
 @given(
     st.lists(st.integers(0, 3), min_size=1, max_size=24),
