@@ -10,7 +10,6 @@ import re
 import signal
 import sys
 import tempfile
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -198,53 +197,6 @@ def test_a_test_that_hangs_is_ended(tmp_path: Path) -> None:
     done = ran([*command, str(tmp_path)], cwd=tmp_path, timeout=60)
     assert done.returncode == 1
     assert "Timeout" in done.stdout
-
-
-class Case(Item):
-    """A collected case of a test, as far as the quick part needs it."""
-
-    def __init__(self, nodeid: str, *marks: pytest.MarkDecorator) -> None:
-        super().__init__(conftest.TESTS / "test_x.py")
-        self.nodeid = nodeid
-        for mark in marks:
-            self.add_marker(mark)
-
-
-def test_the_quick_part_has_a_method_of_each_family_and_some_of_many_cases_and_runs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(quick, "runs", lambda item: "runs" in item.nodeid)
-    cases = [
-        *(Case(f"test_runs[{number}]") for number in range(9)),
-        *(Case(f"test_runs_twice[{number}]") for number in range(2)),
-        *(Case(f"test_cheap[{number}]") for number in range(9)),
-        *(Case(f"test_many[{number}]") for number in range(30)),
-        *(Case(f"test_very_many[{number}]") for number in range(60)),
-        Case("test_runs_once"),
-        *(Case(f"test_file.py::test_runs_{number}") for number in range(7)),
-        *(Case(f"test_file.py::test_cheap_{number}") for number in range(7)),
-        Case("test_methods[gan]", pytest.mark.slow, pytest.mark.family("odd", "gan")),
-        *(
-            Case(f"test_methods[{way}-{name}]", pytest.mark.family("odd" if name else "even", name))
-            for name in ("", "one", "three")
-            for way in "ab"
-        ),
-    ]
-    left = quick.left_out(cases)  # type: ignore[arg-type]
-    assert left == quick.left_out(cases)  # type: ignore[arg-type]
-    ran = [each.nodeid for each in cases if each.nodeid not in left]
-    assert Counter(name.partition("[")[0].rstrip("_0123456789") for name in ran) == {
-        "test_file.py::test_runs": 2,
-        "test_file.py::test_cheap": 7,
-        "test_runs": 2,
-        "test_runs_twice": 2,
-        "test_cheap": 4,
-        "test_many": 4,
-        "test_very_many": 6,
-        "test_runs_once": 1,
-        # Both ways of two methods, and the slow one, which `-m` leaves out.
-        "test_methods": 5,
-    }
 
 
 def test_the_quick_part_sees_which_tests_run_federations() -> None:

@@ -5,8 +5,6 @@ ones of each keep the rules. `make fuzz` tries millions.
 from __future__ import annotations
 
 import ast
-import os
-import signal
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -130,24 +128,6 @@ def test_every_function_that_parses_is_fuzzed_or_reads_nobody_elses_bytes(
     assert not (both := listed & ran), f"{sorted(both)} are fuzzed, so no reason is needed"
 
 
-def test_a_new_parser_is_noticed_wherever_it_stands() -> None:
-    source = """
-class A:
-    def reads(self, content):
-        return [json.loads(line) for line in content]
-    def calls(self):
-        def inside(x):
-            return x.FromString(b"")
-        return inside
-def hidden(f):
-    with safetensors.safe_open(f, "pt") as content:
-        return content
-def not_one(x):
-    return json.dumps(x)
-"""
-    assert readers(source) == {"A.reads", "A.calls", "hidden"}
-
-
 def test_changed_messages_are_refused_in_one_way_and_in_little_memory(
     registry: list[Parser],
 ) -> None:
@@ -206,13 +186,3 @@ def test_a_planted_fault_is_found(registry: list[Parser], fault: object, found: 
     fuzz.run_batch(parser, 0, 0, 3, findings)
     assert [found in what for _, what in findings.first] == [True]
     assert "planted, case 0" in findings.table()
-
-
-def test_a_crash_is_found_and_the_cases_after_it_are_tried() -> None:
-    def parse(content: bytes) -> None:
-        if content == b"1":
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    cases = [lambda c=c: limited(parse, (), c) for c in (b"0", b"1", b"2")]  # type: ignore[misc]
-    assert in_child(cases) == [ACCEPTED, "the process was ended by SIGTERM"]
-    assert in_child(cases[2:]) == [ACCEPTED]

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from benchmarks import _executed, _mutations, _operators, _planting
 from benchmarks.mutants import PACKAGES, ROOMS, Tree
@@ -19,36 +17,6 @@ from tests.children import ran
 from tests.grid import ROOT
 
 TREE = Tree(ROOT, PACKAGES, ROOMS)
-# Every operator finds something here.
-SAMPLE = """
-def spend(records: int, patients: int, most: int = 5, **rest: int) -> float:
-    if records > most and patients:
-        raise ValueError("too many records")
-    total = 0
-    for at in range(records):
-        total += at * rest["cost"] + patients**2
-    if total in rest and not patients:
-        return 0
-    try:
-        total = abs(total) << 3
-        send(total)
-        note(most)
-    except (OSError, ValueError):
-        return charge(patients, records)
-    except OSError:
-        return total * 8
-    return max(total, patients) + sum(rest[1:2])
-
-
-def charge(one: int, two: int) -> None:
-    send(one)
-    send(two)
-"""
-ALL = {
-    "arguments swapped", "boundary", "call dropped", "call removed", "check removed", "condition dropped", "constant",
-    "default", "early return", "exception narrowed", "factor", "factor dropped", "negation", "order", "slice",
-    "term dropped", "unit",
-}  # fmt: skip
 
 
 ALONE = os.environ | {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
@@ -70,38 +38,6 @@ def in_folder(root: Path, *words: str) -> tuple[int, str, Any]:
 
 def facts_of(*sources: str) -> _operators.Facts:
     return _operators.facts_of([ast.parse(source) for source in sources])
-
-
-def test_every_operator_gives_source_that_compiles_and_differs() -> None:
-    facts = facts_of(SAMPLE)
-    found = _mutations.mutants("some.py", SAMPLE, facts)
-    assert {each.operator for each in found} == ALL
-    for each in found:
-        after = _mutations.planted(SAMPLE, each.number, facts)
-        compile(after, "", "exec")
-        assert ast.dump(after) != ast.dump(ast.parse(SAMPLE)), each
-
-
-@settings(max_examples=5)
-@given(st.integers(0, 1000), st.integers(3, 20))
-def test_a_seed_decides_the_draw(seed: int, count: int) -> None:
-    sources, facts = {"one": {"some.py": SAMPLE}}, facts_of(SAMPLE)
-    drawn = _mutations.draw(sources, facts, count, seed)
-    assert drawn == _mutations.draw(sources, facts, count, seed)
-    assert len({each.id for each in drawn}) == count
-    assert drawn != _mutations.draw(sources, facts, count, seed + 1)
-
-
-@settings(max_examples=10)
-@given(st.sets(st.integers(0, SAMPLE.count("\n")), max_size=5))
-def test_ids_stay_when_lines_are_inserted(places: set[int]) -> None:
-    lines = SAMPLE.split("\n")
-    moved = "\n".join(
-        part for at, line in enumerate(lines) for part in ([""] if at in places else []) + [line]
-    )
-    moved = f"FIRST = 1\n\n\ndef before(records: int) -> int:\n    return records + 1\n{moved}"
-    found = {each.id for each in _mutations.mutants("a.py", SAMPLE, facts_of(SAMPLE))}
-    assert found <= {each.id for each in _mutations.mutants("a.py", moved, facts_of(moved))}
 
 
 @pytest.mark.parametrize(
@@ -131,19 +67,6 @@ def test_ids_stay_when_lines_are_inserted(places: set[int]) -> None:
 )
 def test_what_changes_nothing_is_left_out(source: str) -> None:
     assert drawn(source) == []
-
-
-def test_marks_know_the_lines_that_run() -> None:
-    source = "def f(x):\n    if x:\n        y = (1 +\n             x)\n    else:\n        y = 2\n    return y\n"
-    marks = _executed.Marks()
-    space: dict[str, object] = {}
-    exec(compile(marks.tree(source, "a.py"), "a.py", "exec"), space)
-    assert marks.lines() == {}
-    assert space["f"](1) == 2  # type: ignore[operator]
-    assert marks.lines() == {"a.py": [2, 3, 4, 7]}
-    marks.clear()
-    assert space["f"](0) == 2  # type: ignore[operator]
-    assert marks.lines() == {"a.py": [2, 6, 7]}
 
 
 def test_marks_and_faults_get_into_the_modules_that_tests_import() -> None:

@@ -159,29 +159,6 @@ def make(tmp_path: Path, *words: str, **variables: str) -> subprocess.CompletedP
     return ran(command, env={"PATH": "/usr/bin:/bin"} | variables)
 
 
-def test_a_full_disk_is_named_before_anything_is_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        environment.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 2e9})
-    )
-    with pytest.raises(
-        SystemExit, match=r"has 2,000 MB free, and 9,\d{3} MB are needed.*VENV=/path"
-    ):
-        environment._check_disk(tmp_path / "a" / "b", 7300.0)
-    environment._check_disk(tmp_path, 100.0)
-    assert not list(tmp_path.iterdir())
-
-
-def test_an_old_python_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "version_info", (3, 10, 4))
-    monkeypatch.setattr(sys, "argv", ["environment.py", str(tmp_path / "env")])
-    with pytest.raises(
-        SystemExit, match=r"Python 3.11 or newer is needed, this is 3.10.4: make PYTHON="
-    ):
-        environment.main()
-
-
 def test_an_old_python_can_read_the_script() -> None:
     """Nothing newer than Python 3.8 before the check of the version, or a syntax error would be all
     that a user sees.

@@ -112,6 +112,15 @@ def test_records_that_cannot_be_used_are_counted_with_those_of_unknown_classes(d
         held_out(model_of(), NODE, Source(known_only=True))
 
 
+@pytest.mark.parametrize("origins", [[WARDS, None], [WARDS, WARDS[:6]]])
+def test_a_column_has_a_value_for_each_record(
+    data: Data, origins: list[tuple[str, ...] | None]
+) -> None:
+    data.origins = origins
+    with pytest.raises(DataError, match="'ward' cannot be read for each of the 7 records"):
+        held_out(model_of(), NODE, Source(columns=("ward",)), "train")
+
+
 @pytest.mark.parametrize("private", [False, True])
 @pytest.mark.parametrize("drawn", [False, True])
 @pytest.mark.parametrize("simulated", [False, True])

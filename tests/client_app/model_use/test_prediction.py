@@ -183,6 +183,9 @@ def test_another_model_or_other_settings_do_not_continue_a_file(
     with pytest.raises(ConfigError, match="was not begun with this model, folder"):
         predict(model, predictor(model), find_inputs(str(tmp_path / "other")), backbone, out)
     assert out.read_bytes() == before
+    out.write_text("other,columns\n")
+    with pytest.raises(ConfigError, match="has other columns"):
+        predict(model, predictor(model), inputs, backbone, out)
     foreign = tmp_path / "mine.csv"
     foreign.write_text("my own table\n")
     with pytest.raises(ConfigError, match="was not begun"):
