@@ -27,10 +27,7 @@ OLD = {
         r"pooled[\s_-]+heads?\b|accuracy\.oracle|`oracle`|(compared with|against) oracle",
         "centralized head",
     ),
-    "largest class alone": (
-        r"largest class (alone|\|)|giving the largest class",
-        "majority baseline",
-    ),
+    "largest class alone": (r"largest class (alone|\|)|giving the largest class", "majority baseline"),
     "target": (r"\btarget\s*=\s*\\?[\"']?(class|labels|number|time)\b", "task"),
     "measure": (r"\b([Aa]|[Ee]ach|[Ee]very) measure\b(?! of privacy)|^Measures of", "metric"),
     "beyond chance": (r"beyond chance", "significant"),
@@ -45,14 +42,11 @@ OLD = {
     "witness": (r"\bwitness(es)?\b|WITNESS", "check log"),
     "relay": (r"\brelay(s|ed)?\b", "chain message"),
     "relearn": (r"\brelearn(s|ed|ing)?\b", "refit"),
-    "papers": (
-        r"\bpapers/|sites (certs|key|kit|register|unregister|list) papers\b",
-        "certificates",
-    ),
+    "papers": (r"\bpapers/|sites (certs|key|kit|register|unregister|list) papers\b", "certificates"),
     "carried": (r"carried as files", "offline exchange"),
     "strangeness": (r"strangeness", "out-of-distribution score"),
     "nobody": (r"records? of nobody", "a record without a patient ID"),
-}
+}  # fmt: skip
 PATTERNS = {word: re.compile(pattern, re.MULTILINE) for word, (pattern, _) in OLD.items()}
 
 

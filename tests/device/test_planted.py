@@ -171,12 +171,7 @@ PLANTED: dict[str, Plant] = {
         "weights.double()",
         fitted,
     ),
-    "k-means: a projection stays": (
-        mixtures._sketch,
-        "signs.to(points)",
-        "signs",
-        seeded_in_many_dimensions,
-    ),
+    "k-means: a projection stays": (mixtures._sketch, "signs.to(points)", "signs", seeded_in_many_dimensions),
     "a covariance: its ridge is made on the processor, in a loop": (
         covariances.cholesky,
         "dtype=scatter.dtype, device=scatter.device",
@@ -231,12 +226,7 @@ PLANTED: dict[str, Plant] = {
         "part.reshape(like[name].shape).to(like[name].dtype)",
         private,
     ),
-    "FedLAP's coordinator: labels stay": (
-        fedlap._records,
-        "labels.to(device)",
-        "labels",
-        of_method("fedlap"),
-    ),
+    "FedLAP's coordinator: labels stay": (fedlap._records, "labels.to(device)", "labels", of_method("fedlap")),
     "DP-CVAE: noise of the processor's generator stays": (
         CVAETrainer.losses,
         "noise.to(embeddings)",
@@ -261,7 +251,7 @@ PLANTED: dict[str, Plant] = {
         "pass",
         extracted,
     ),
-}
+}  # fmt: skip
 FOUND = (RuntimeError, TypeError, AssertionError, FedSurrogateError)
 
 

@@ -146,26 +146,12 @@ PLACES = (
     Place("umask", "umask 077", prefix=UMASK),
     Place("homeless", "HOME cannot be written", environment={"HOME": "/nonexistent"}, user=True),
     Place("plain-text", "no LANG, no LC_ALL", environment=NO_LANGUAGE),
-    Place(
-        "background",
-        "started by a shell without job control, which ignores Ctrl-C",
-        prefix=BACKGROUND,
-    ),
+    Place("background", "started by a shell without job control, which ignores Ctrl-C", prefix=BACKGROUND),
     Place("one-core", "one core", prefix=("taskset", "--cpu-list", "0")),
-    Place(
-        "read-only",
-        "a checkout that cannot be written, as an ordinary user",
-        user=True,
-        read_only=True,
-    ),
+    Place("read-only", "a checkout that cannot be written, as an ordinary user", user=True, read_only=True),
     Place("offline", "no network but loopback", prefix=OFFLINE),
     Place("debian", "the Python of the distribution", python="/usr/bin/python3"),
-    Place(
-        "processors",
-        f"other kernels and threads: {', '.join(KERNELS)}",
-        rooms=NUMERIC,
-        kernels=KERNELS,
-    ),
+    Place("processors", f"other kernels and threads: {', '.join(KERNELS)}", rooms=NUMERIC, kernels=KERNELS),
     Place(
         "busy",
         f"an ordinary user with umask 077, a blank in the path, {BUSY} busy loops beside the demo",
@@ -175,7 +161,7 @@ PLACES = (
         busy=BUSY,
         tests=False,
     ),
-)
+)  # fmt: skip
 
 
 def borrow(folder: Path, python: str, checkout: Path) -> Path:

@@ -99,28 +99,18 @@ def test_under_noise_a_files_own_path_decides(
 @pytest.mark.parametrize(
     ("names", "classes", "bags", "why"),
     [
-        (
-            ("train/a/1.png", "val/a/2.png"),
-            (),
-            None,
-            "the folders 'train', 'val' in 'ROOT' are parts",
-        ),
+        (("train/a/1.png", "val/a/2.png"), (), None, "the folders 'train', 'val' in 'ROOT' are parts"),
         (("Train/a/1.png",), (), None, "set data-dir to 'ROOT/Train', which is then split here"),
         (("train/a/1.png", "val/a/2.png"), (), None, "not classes; name them 'train' and 'test'"),
         (("train/1.png", "val/2.png"), ("val",), None, ""),
-        (
-            ("all/a/1.png", "all/b/2.png"),
-            (),
-            None,
-            "all images in 'ROOT' are in folders inside 'all'",
-        ),
+        (("all/a/1.png", "all/b/2.png"), (), None, "all images in 'ROOT' are in folders inside 'all'"),
         (("all/a/1.png", "all/b/2.png"), (), "folder", ""),
         (("all/a/1.png", "all/a/2.png"), (), None, ""),
         (("all/a/1.png", "all/b/2.png", "all/3.png"), (), None, ""),
         (("all/a/1.png", "all/b/2.png"), ("all",), None, ""),
         (("all/a/1.png", "more/b/2.png"), (), None, ""),
     ],
-)
+)  # fmt: skip
 def test_folders_that_are_no_classes_are_named(
     tmp_path: Path, names: tuple[str, ...], classes: tuple[str, ...], bags: str | None, why: str
 ) -> None:
@@ -201,29 +191,17 @@ def test_a_table_says_label_site_patient_and_part_of_each_file(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("rows", "why", "kept"),
     [
-        (
-            ["1.png,a,v,8,train", ",b,v,8,train"],
-            "1 rows of 'T' have no path, such as line 3; fill",
-            1,
-        ),
+        (["1.png,a,v,8,train", ",b,v,8,train"], "1 rows of 'T' have no path, such as line 3; fill", 1),
         (["../1.png,a,v,8,train", "1.png,a,v,8,train"], "line 2 of 'T': path '../1.png' leaves", 1),
         (["/1.png,a,v,8,train", "1.png,a,v,8,train"], "line 2 of 'T': path '/1.png' leaves", 1),
-        (
-            ["1.png,a,v,8,train", "1.png,a,v,9,train"],
-            "line 2 and line 3 of 'T' name the same image but",
-            2,
-        ),
-        (
-            ["1.png,a,v,8,train", "1.png,a,v,8,test"],
-            "line 2 and line 3 of 'T' name the same image but",
-            2,
-        ),
+        (["1.png,a,v,8,train", "1.png,a,v,9,train"], "line 2 and line 3 of 'T' name the same image but", 2),
+        (["1.png,a,v,8,train", "1.png,a,v,8,test"], "line 2 and line 3 of 'T' name the same image but", 2),
         (["2.png,a,v,8,train"], "none of the 1 files in 'T' exists, such as 'ROOT/2.png'", 1),
         (["1.png,,v,8,train"], "1 of 1 records have no label ('label' of 'T'), such as line 2", 0),
         (["1.png,a,,8,train"], "1 of 1 records have no site ('ward' of 'T'), such as line 2", 0),
         (["1.png,a,v,,train"], "1 of 1 records have no patient ID", 0),
     ],
-)
+)  # fmt: skip
 def test_a_row_that_cannot_be_right_is_named_or_left_out(
     tmp_path: Path, rows: list[str], why: str, kept: int
 ) -> None:

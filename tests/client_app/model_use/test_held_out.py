@@ -121,6 +121,12 @@ def test_a_column_has_a_value_for_each_record(
         held_out(model_of(), NODE, Source(columns=("ward",)), "train")
 
 
+def test_no_record_is_no_held_out_record(data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "share", lambda *_: SiteShare(data.dataset, TRAIN, TEST[:0], False))
+    with pytest.raises(DataError, match="no held-out records in 'own'"):
+        held_out(model_of(), NODE, Source(known_only=True))
+
+
 @pytest.mark.parametrize("private", [False, True])
 @pytest.mark.parametrize("drawn", [False, True])
 @pytest.mark.parametrize("simulated", [False, True])

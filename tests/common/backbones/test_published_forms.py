@@ -544,45 +544,17 @@ def test_a_configuration_of_timm_that_does_not_fit_is_refused(
         ("config.json", {"model_type": None, "architecture": "x"}, "it is of timm: write timm:"),
         ("config.json", {"hidden_act": "relu"}, "hidden_act = 'relu'; hf: builds 'gelu' only"),
         ("config.json", {"hidden_size": None}, r"describes no vit that can be built \(KeyError"),
-        (
-            "config.json",
-            {"image_size": 64},
-            "is for images of 64 px, and .* of 32 px; set image-size",
-        ),
-        (
-            "preprocessor_config.json",
-            {"do_normalize": False},
-            "do_normalize = False; it must be true",
-        ),
-        (
-            "preprocessor_config.json",
-            {"rescale_factor": 1.0},
-            "rescale_factor = 1.0; it must be 1 / 255",
-        ),
+        ("config.json", {"image_size": 64}, "is for images of 64 px, and .* of 32 px; set image-size"),
+        ("preprocessor_config.json", {"do_normalize": False}, "do_normalize = False; it must be true"),
+        ("preprocessor_config.json", {"rescale_factor": 1.0}, "rescale_factor = 1.0; it must be 1 / 255"),
         ("preprocessor_config.json", {"resample": 5}, "resample = 5; it must be 0, 1, 2 or 3"),
         ("preprocessor_config.json", {"image_mean": [1]}, r"image_mean = \[1\]; it must be three"),
-        (
-            "preprocessor_config.json",
-            {"size": {"longest_edge": 9}},
-            "must be a shortest_edge, or a height",
-        ),
-        (
-            "preprocessor_config.json",
-            {"do_center_crop": None},
-            "do_center_crop = None; it must be true",
-        ),
-        (
-            "preprocessor_config.json",
-            {"size": {"shortest_edge": 24}},
-            "crop_size = .* at most size",
-        ),
-        (
-            "preprocessor_config.json",
-            {"size": {"height": 40, "width": 40}},
-            "must be size where that is",
-        ),
+        ("preprocessor_config.json", {"size": {"longest_edge": 9}}, "must be a shortest_edge, or a height"),
+        ("preprocessor_config.json", {"do_center_crop": None}, "do_center_crop = None; it must be true"),
+        ("preprocessor_config.json", {"size": {"shortest_edge": 24}}, "crop_size = .* at most size"),
+        ("preprocessor_config.json", {"size": {"height": 40, "width": 40}}, "must be size where that is"),
     ],
-)
+)  # fmt: skip
 def test_a_configuration_of_transformers_that_does_not_fit_is_refused(
     tmp_path: Path, name: str, keys: dict[str, Any], refusal: str
 ) -> None:

@@ -186,14 +186,8 @@ def test_a_manifest_has_what_its_features_need_and_facts_of_its_run(
 TARGETS: list[dict[str, Any]] = [
     {"task": "multilabel", "label-columns": "a,b"},
     {"task": "regression", "value-columns": "age", "target-range": "0,90"},
-    {
-        "task": "survival",
-        "event-column": "died",
-        "time-column": "days",
-        "horizon": 365.0,
-        "time-unit": "days",
-    },
-]
+    {"task": "survival", "event-column": "died", "time-column": "days", "horizon": 365.0, "time-unit": "days"},
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda flat: flat["task"])

@@ -215,11 +215,7 @@ REFUSALS: dict[str, tuple[str, Edit, str]] = {
         lambda m: setattr(m.mixtures.spread[0], "logarithm", False),
         "must travel as logarithms",
     ),
-    "wrong shape": (
-        "diag",
-        lambda m: m.mixtures.means.shape.append(1),
-        r"means of shape \(9, 8, 1\)",
-    ),
+    "wrong shape": ("diag", lambda m: m.mixtures.means.shape.append(1), r"means of shape \(9, 8, 1\)"),
     "means of fewer components": (
         "diag",
         lambda m: m.mixtures.means.shape.__setitem__(0, 8),
@@ -240,7 +236,7 @@ REFUSALS: dict[str, tuple[str, Edit, str]] = {
     "class without component": ("diag", lambda m: components_of(m, [0, 3, 6]), "for 9 components"),
     "nameless class": ("diag", lambda m: classes_of(m, ("cat", "", "dog")), "without a name"),
     "class named twice": ("diag", lambda m: classes_of(m, ("cat", "dog", "cat")), "named twice"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", REFUSALS)

@@ -236,3 +236,16 @@ def test_messages_have_a_folder_of_their_own(
     with pytest.raises(ConfigError, match="is not empty; each run needs"):
         run_by_files({}, signing, keys_in(tmp_path / "k", "a"), out, 3, print)
     assert federated == []
+
+
+def test_a_run_waits_for_days_or_as_long_as_a_person_has_chosen(
+    tmp_path: Path, signing: Path, federated: list[Any]
+) -> None:
+    keys, flat = keys_in(tmp_path / "k", "b", "a"), {"output-dir": str(tmp_path), "data-dir": "x"}
+    run_by_files(flat, signing, keys, tmp_path / "out", 3, print)
+    run_by_files(flat | {"deadline": 5.0}, signing, keys, tmp_path / "out", 3, print)
+    assert [each[0].settings.deadline for each in federated] == [3 * 86_400, 5.0]
+    exchange = federated[0][1]._exchange
+    assert exchange.nodes() == {1001: "a", 1002: "b"}
+    # No path of the coordinator leaves it.
+    assert exchange.settings == {"sites": 2}

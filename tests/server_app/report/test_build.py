@@ -342,17 +342,12 @@ def test_the_promise_stands_in_plain_words_with_what_it_leaves_open(tmp_path: Pa
 @pytest.mark.parametrize(
     "privacy",
     [
-        {
-            "per_site": {
-                "a": 3,
-                "b": {"epsilon": "x", "noise": [], "signal_to_noise": {"sums": "y"}},
-            }
-        },
+        {"per_site": {"a": 3, "b": {"epsilon": "x", "noise": [], "signal_to_noise": {"sums": "y"}}}},
         {"epsilon": 1e9, "delta": 0.0, "per_site": [], "not_covered": "none", "dropped_classes": 1},
         {"epsilon": -1, "delta": -1},
         {"epsilon": 0.5, "per_site": {"a": {"signal_to_noise": {"sums": 1e200, "counts": 0}}}},
     ],
-)
+)  # fmt: skip
 def test_odd_privacy_never_stops_the_report(tmp_path: Path, privacy: Any) -> None:
     assert "</html>" in report(make_run(tmp_path, ["a", "b"], metrics={"privacy": privacy}))[0]
 

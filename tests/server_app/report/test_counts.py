@@ -114,16 +114,10 @@ def test_a_survey_is_shown_with_each_site_and_what_a_run_could_reach(tmp_path: P
         "{",
         "[]",
         {"kind": "evaluation", "classes": {"a": 3, "b": {"auroc": {"value": "x"}}}},
-        EVALUATION
-        | {"accuracy": [], "sites": "many", "per_site": 3, "privacy": {"epsilon": "1"}, "exact": 4},
-        {
-            "kind": "survey",
-            "classes": {"a": None},
-            "per_site": {"s": 3},
-            "estimate": {"accuracy": [], "how": 2},
-        },
+        EVALUATION | {"accuracy": [], "sites": "many", "per_site": 3, "privacy": {"epsilon": "1"}, "exact": 4},
+        {"kind": "survey", "classes": {"a": None}, "per_site": {"s": 3}, "estimate": {"accuracy": [], "how": 2}},
     ],
-)
+)  # fmt: skip
 def test_broken_counts_never_stop_the_report(tmp_path: Path, broken: Any) -> None:
     _, text = page(folder(tmp_path, "evaluation", evaluation=broken, survey=broken))
     assert "Accuracy" in text

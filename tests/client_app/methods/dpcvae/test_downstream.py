@@ -203,15 +203,11 @@ def test_from_a_generator_to_a_classifier_one_command_each(
         ("synthesize", "{g} --out x", "either --per-class"),
         ("synthesize", "{g} --per-class 1 --total 2 --out x", "either --per-class"),
         ("synthesize", "nowhere --per-class 1 --out x", "neither a run folder nor a file"),
-        (
-            "synthesize",
-            "latest --per-class 1 --out x --node-config \"state-dir='{d}'\"",
-            "it has: none",
-        ),
+        ("synthesize", "latest --per-class 1 --out x --node-config \"state-dir='{d}'\"", "it has: none"),
         ("synthesize", "{d}/cache --per-class 1 --out x", "has no generator.safetensors"),
         ("classify", "{g} --node-config \"data='digits'\"", "not a synthetic embeddings"),
     ],
-)
+)  # fmt: skip
 def test_mistakes_are_reported_in_one_line(
     tmp_path: Path, generator_file: Path, command: str, line: str, message: str
 ) -> None:
