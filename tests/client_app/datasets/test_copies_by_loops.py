@@ -185,3 +185,12 @@ def test_the_group_of_a_row_is_its_first_row_with_the_same_bytes(
     for at, own in enumerate(content):
         for other in range(at):
             assert (found[at] == found[other]) == (own == content[other])
+
+
+def test_what_is_left_out_is_counted_once() -> None:
+    left = LeftOut(one_by_one=True)
+    left.note([1, 1, 2], "two")
+    left.note([2], "none more")
+    left.count_once([2, 3, 3], "one copy")
+    assert left.reasons == [Loss("two", 2), Loss("one copy", 1)]
+    assert left.kept(5) == [0, 4]
