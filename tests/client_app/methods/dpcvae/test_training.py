@@ -181,6 +181,25 @@ def test_without_privacy_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> N
         assert sites[0].round().payload == sites[1].round().payload
 
 
+def test_the_first_round_releases_sizes_and_sums_of_norm_one(tmp_path: Path) -> None:
+    part = records()
+    # Shorter and longer records than one: each adds a vector of norm one.
+    scales = torch.logspace(-6, 6, RECORDS)[:, None]
+    site = Site(tmp_path, run(), LabelledFeatures(part.features * scales, part.labels))
+    reported = unpack_parameters(site.round().payload).tensors
+    unit = part.features / part.features.norm(dim=1, keepdim=True)
+    assert reported[COUNTS].tolist() == [60, 60, 0]
+    expected = torch.stack([unit[part.labels == label].sum(0) for label in range(3)])
+    assert torch.allclose(reported[SUMS], expected, atol=0.05)
+    scaled = expected[:2] / 60 * DIMENSION**0.5
+    assert torch.allclose(site.training.model[MEANS][:2], scaled, atol=5e-3)
+    assert set(
+        unpack_parameters(
+            Site(tmp_path / "n", run(**{"dpcvae.first-round": "counts"})).round().payload
+        ).tensors
+    ) == {COUNTS}
+
+
 def test_under_privacy_the_first_round_is_noisy_tells_no_number_and_names_all_classes(
     tmp_path: Path,
 ) -> None:
