@@ -700,21 +700,11 @@ def test_a_graph_that_is_no_backbone_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "net.onnx"
     flat = nn.Sequential(nn.Flatten(), nn.Linear(3072, 4))
     for module, options, size, reason in (
-        (
-            flat,
-            BackboneOptions(),
-            0,
-            "does not say how its images are normalised; set features.mean and",
-        ),
+        (flat, BackboneOptions(), 0, "does not say how its images are normalised; set features.mean and"),
         (flat, STATED, 64, r"takes images of 32 x 32 px; image-size = 64 must be"),
-        (
-            nn.Sequential(nn.Linear(32, 4), nn.Flatten(2)),
-            STATED,
-            0,
-            r"1 dimensions|0 outputs of 2 dim",
-        ),
+        (nn.Sequential(nn.Linear(32, 4), nn.Flatten(2)), STATED, 0, r"1 dimensions|0 outputs of 2 dim"),
         (Centred(), STATED, 0, "change with the other images"),
-    ):
+    ):  # fmt: skip
         exported(module, file)
         with pytest.raises(BackboneError, match=reason):
             load_backbone(f"onnx:{file}", "", size, "cpu", options)

@@ -90,22 +90,16 @@ def test_a_plan_is_readable_by_programs(monkeypatch: pytest.MonkeyPatch, capsys:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (
-            "epsilon=4.0 delta=1e-5",
-            ("have 1.22/S of it", "at most 33% of the sites collude", "local-epsilon"),
-        ),
+        ("epsilon=4.0 delta=1e-5", ("have 1.22/S of it", "at most 33% of the sites collude", "local-epsilon")),
         ("epsilon=4.0 delta=1e-5 colluding=0.0 dropouts=0.0", ("have 1/S of it", "at most 0%")),
         ("", ("privacy none", "the coordinator sees the sum over all sites", "has no noise")),
         (
             'method="dp-fedavg" epsilon=4.0 delta=1e-5',
             ("each of 30 rounds is one step", "gradients", "local-epsilon"),
         ),
-        (
-            'method="dp-fedavg" fedavg.noise="site" epsilon=4.0 delta=1e-5',
-            ("each site adds the whole noise itself",),
-        ),
+        ('method="dp-fedavg" fedavg.noise="site" epsilon=4.0 delta=1e-5', ("each site adds the whole noise itself",)),
     ],
-)
+)  # fmt: skip
 def test_a_plan_of_a_secure_aggregation_says_who_sees_what(
     settings: str, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
