@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from fedsurrogate.common.errors import PUBLIC_SENTENCES, RunError
 from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.models.parameters import CONTROL, Parameters
 from fedsurrogate.strategies.base.outcome import Outcome, Site
 from fedsurrogate.strategies.base.training import Training
-from fedsurrogate.strategies.fedavg import Updates
+from fedsurrogate.strategies.fedavg import Updates, with_memory
 from tests.strategies.base.test_courses_of_a_run import Kept
 
 BUDGET = PUBLIC_SENTENCES["budget"]
@@ -99,6 +100,17 @@ def test_the_model_of_a_target_says_what_it_answers(monkeypatch: pytest.MonkeyPa
     assert target is not None
     assert json.loads(head.target) == json.loads(json.dumps(target.public))
     assert head.target == json.dumps(json.loads(head.target), sort_keys=True)
+
+
+def test_barred_sites_do_not_count_in_the_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    strategy, training = begun(monkeypatch, 4, method="scaffold")
+    strategy.outcome.sites[2].barred = True
+    with_memory(training)
+    ones = {name: torch.ones_like(part) for name, part in training.model.items()}
+    ones |= {CONTROL + name: part for name, part in ones.items()}
+    assert strategy.absorb(training, [Parameters(training.header(), 4, ones, 1)]) == {}
+    for name in training.model:
+        assert training.memory[CONTROL + name].flatten()[0].item() == pytest.approx(1 / 3)
 
 
 def test_units_are_those_of_all_claims_that_count() -> None:

@@ -14,6 +14,13 @@ def covariance(d: int = 40, columns: int = 9, smallest: float = 0.1) -> Factored
     return Factored(factor, smallest + torch.rand(d, generator=generator, dtype=torch.float64))
 
 
+def test_a_dimension_without_variance_is_left_to_the_matrix() -> None:
+    found, right = covariance(smallest=0.0), torch.ones(40, 1, dtype=torch.float64)
+    found.variances[3] = 0
+    assert found.solved(1.0, 0.0, right) is None
+    assert found.solved(0.9, 0.1, right) is not None
+
+
 @pytest.mark.parametrize("parts", [1, 5])
 def test_sums_are_the_same_with_few_factors_and_with_many(parts: int) -> None:
     total, exact = CovarianceSum(40), torch.zeros(40, 40, dtype=torch.float64)
