@@ -132,3 +132,16 @@ def test_a_run_that_fails_later_is_not_tried_again(tmp_path: Path, attempts: Any
     with pytest.raises(RunError, match="quorum missed"):
         run(tmp_path, [])
     assert played.made == 1
+
+
+def test_fewer_sites_run_at_the_same_time_where_memory_is_short(
+    tmp_path: Path, attempts: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(simulate, "fitting_sites", lambda wanted: (1, f"1 of {wanted} sites"))
+    played = attempts("")
+    said: list[Any] = []
+    run(tmp_path, said, Machine(parallel=2))
+    assert played.sites["init_args_num_cpus"] == 1
+    assert [each["reason"] for each in said if "nothing tells" not in each["reason"]] == [
+        "1 of 2 sites"
+    ]

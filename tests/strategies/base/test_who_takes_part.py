@@ -253,3 +253,18 @@ def test_an_identification_of_another_form_is_refused(wrong: dict[str, Any]) -> 
         )  # fmt: skip
     with pytest.raises(SurrogateError, match="identification has"):
         identification("north", GOOD | wrong)
+
+
+def test_a_site_that_stays_keeps_all_that_is_known_of_it() -> None:
+    outcome, recorder = Outcome(), Events()
+    assert admit(outcome, recorder, [1, 2], {1: "a", 2: "b"}) == [1, 2]
+    site = outcome.sites[1]
+    site.heard, site.records, site.bytes_up = True, 9, 40
+    assert admit(outcome, recorder, [1, 2], {1: "a", 2: "b"}, 3) == [1, 2]
+    assert outcome.sites[1] is site
+    # With another key it begins again, but for the bytes that were sent.
+    admit(outcome, recorder, [5], {5: "a"}, 4)
+    again = outcome.sites[5]
+    assert (again.name, again.registered, again.node) == ("a", True, 5)
+    assert (again.heard, again.records, again.bytes_up) == (False, 0, 40)
+    assert 1 not in outcome.sites

@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fedsurrogate.strategies.closed_form.solvers import Solution, calibrated
+from fedsurrogate.strategies.closed_form.solvers import Scores, Solution, calibrated, slope_of
 from fedsurrogate.strategies.closed_form.statistics import Factored, Statistics
 
 Array = NDArray[np.float64]
@@ -98,3 +98,7 @@ def test_a_solution_is_multiplied_by_the_slope_of_what_new_records_would_score(
     one = statistics.within(torch.tensor([0]))
     alone = Solution(solution.weight[:1], solution.bias[:1], shrinkage)
     assert calibrated(alone, one, of_all) is alone
+
+
+def test_scores_that_do_not_vary_keep_their_slope() -> None:
+    assert slope_of(Scores(torch.eye(3), torch.zeros(3, 3)), torch.ones(3) / 3) == 1.0

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.common.counts import Counts
-from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.errors import RunError, SurrogateError
 from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.surrogates import Header
@@ -30,11 +30,14 @@ from fedsurrogate.strategies.counting.results import (
     pooled,
     rate,
     records_counted,
+    result_of,
+    summed_result,
     total,
 )
 from fedsurrogate.strategies.counting.strategy import (
     Counting,
 )
+from fedsurrogate.strategies.pooling.site_weights import Total
 from tests.strategies.base.test_courses_of_a_run import Kept
 
 few = settings(max_examples=25, deadline=None)
@@ -180,3 +183,16 @@ def test_only_a_site_that_allows_it_is_kept_and_shown_alone(
     assert sorted(recorder.surrogates) == [f"s{at}" for at in alone]
     records = [site.records for site in strategy.outcome.sites.values()]
     assert records == [5 * (at in alone) for at in range(5)]
+
+
+def test_secure_aggregation_of_counts_says_so_and_false_ones_end_the_run() -> None:
+    run = run_of("survey")
+    table = torch.tensor([5.0, 0.0, 3.0]).double()
+    summed = Total(header("coordinator"), {"records": table}, {"records": 2.0})
+    exact = result_of(PooledCounts({"records": table}, {"records": 4.0}), run.settings.counting, NAMES)  # fmt: skip
+    assert summed_result(summed, run) == exact | {"secure_aggregation": True}
+    plain = summed_result(replace(summed, sigmas={}), run)
+    assert plain["noise"] == {"records": 0.0}
+    false = replace(summed, tensors={"records": -100 * torch.ones(3).double()})
+    with pytest.raises(RunError, match=r"below zero .* so some site has added false numbers"):
+        summed_result(false, run)
