@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
 
@@ -24,7 +25,7 @@ from fedsurrogate.common.backbones.backbone_names import (
     check_weights_file,
 )
 from fedsurrogate.common.backbones.backbones import fingerprint_of, frozen_forward
-from fedsurrogate.common.backbones.own_backbones import load_own_module, own_backbone
+from fedsurrogate.common.backbones.own_backbones import load_own_module, own_backbone, own_head
 from fedsurrogate.common.backbones.weight_files import kept_weights, read_weights
 from fedsurrogate.common.errors import BackboneError
 
@@ -271,3 +272,56 @@ def test_a_file_of_weights_holds_tensors_by_name(tmp_path: Path) -> None:
             read_weights(file)
     with pytest.raises(BackboneError, match="no such file"):
         read_weights(tmp_path / "missing.pt")
+
+
+MODULE = "class M(nn.Module):\n    n = 0\n    def forward(self, x): "
+
+
+@pytest.mark.parametrize(
+    ("text", "size", "reason"),
+    [
+        (PLAIN, 0, "has no transform"),
+        ("def make(): return nn.Flatten(), lambda image: torch.ones(3, 4, 4)", 4, "set it to 0"),
+        ("def make(): return nn.Flatten(), lambda image: torch.ones(3, *image.size)", 0, "for images of two sizes"),
+        ("def make(): return nn.Identity()", 4, r"returns shape \(2, 3, 4, 4\)"),
+        ("def make(): return nn.Flatten(0)", 4, "returns shape"),
+        (f"{MODULE}return x.flatten(1) - x.mean()\ndef make(): return M()", 4, "other images"),
+        (f"{MODULE}\n        self.n += 1\n        return x.flatten(1) + self.n\ndef make(): return M()", 4, "call to call"),
+        ("def make(): return nn.Sequential(nn.Flatten(), nn.Linear(7, 5))", 4, "does not work on an RGB image"),
+        ("def make(): return nn.Sequential(nn.Flatten(), nn.Dropout(0.5))", 4, ""),
+        ("def make(): return nn.Sequential(nn.BatchNorm2d(3), nn.Flatten())", 4, ""),
+        ("def make(): return nn.Flatten(), lambda image: torch.ones(3, 2, 2)", 0, ""),
+    ],
+)  # fmt: skip
+def test_features_depend_on_one_image_alone(
+    package: Any, text: str, size: int, reason: str
+) -> None:
+    if reason:
+        with pytest.raises(BackboneError, match=reason):
+            own_backbone(package(text), size, "cpu")
+        return
+    made = own_backbone(package(text), size, "cpu")
+    images = [Image.new("RGB", (9, 5), (at, 100, 200)) for at in (0, 250)]
+    inputs = torch.stack([made.preprocess(image) for image in images])
+    assert made.forward(inputs).shape == (2, made.dim)
+    assert torch.equal(made.forward(inputs)[:1], made.forward(inputs[:1]))
+    assert (made.name, made.device.type) == ("own", "cpu")
+
+
+@pytest.mark.parametrize("name", own_backbones.HEADS)
+@pytest.mark.parametrize("prefix", ["", "module."])
+def test_a_head_is_found_by_its_name_and_dimension(tmp_path: Path, name: str, prefix: str) -> None:
+    file = tmp_path / "w.safetensors"
+    weight = torch.arange(6.0).reshape(2, 3)
+    save_file({prefix + name: weight, "other": torch.ones(1)}, file)
+    found = own_head("any", str(file), 3)
+    assert found is not None
+    assert found.dtype == torch.float64
+    assert torch.equal(found, weight.double())
+    assert own_head("any", str(file), 2) is None
+    for wrong in (weight.flatten(), weight[None], weight * float("nan")):
+        save_file({prefix + name: wrong.contiguous()}, file)
+        assert own_head("any", str(file), 3) is None
+    file.write_bytes(b"")
+    assert own_head("any", str(file), 3) is None
+    assert own_head("any", str(tmp_path / "missing"), 3) is None
