@@ -343,3 +343,48 @@ def test_own_gaussians_are_those_that_were_kept_or_none_or_a_fault(
             own_gaussians(node, model)
     own.unlink()
     assert own_gaussians(node, model) is None
+
+
+@pytest.mark.parametrize("name", ["sensitivity", "specificity"])
+def test_a_share_for_a_threshold_is_above_zero_and_at_most_one(name: str) -> None:
+    def find(chances: Any, truth: Any, share: float) -> float:
+        return threshold_for(chances, truth, **{name: share})
+
+    chances, truth = np.array([0.2, 0.8]), np.array([False, True])
+    for share in (-0.1, 1 + 1e-9, math.nan):
+        with pytest.raises(
+            ConfigError, match=rf"{name} = {share:g}: must be above 0 and at most 1"
+        ):
+            find(chances, truth, share)
+    for share in (1e-9, 1.0):
+        assert 0 < find(chances, truth, share) < 1
+        assert type(find(chances, truth, share)) is float
+    missing = {"sensitivity": ~truth & False, "specificity": truth | True}[name]
+    with pytest.raises(ConfigError, match=r"no record of the (positive|negative) class"):
+        find(chances, missing, 0.5)
+
+
+@pytest.mark.parametrize("share", [0.05, 0.1, 0.2, 0.5])
+def test_a_limit_needs_one_record_less_than_one_over_its_share(share: float) -> None:
+    least = round(1 / share) - 1
+    scores = torch.arange(float(least)).flip(0)
+    assert abstain_limit(scores, share) == least - 1
+    wanted = rf"abstain = {share:g}: needs {least} records to choose the limit, not {least - 1};"
+    with pytest.raises(ConfigError, match=wanted):
+        abstain_limit(scores[1:], share)
+    # A share that is smaller, however little, needs the next score; only rounding is forgiven.
+    whole = torch.arange(2.0 * (least + 1) - 1)
+    assert abstain_limit(whole, share) == 2 * least - 1
+    assert abstain_limit(whole, share - 1e-8) == 2 * least
+    for other in (0.0, 1.0, -1.0):
+        with pytest.raises(ConfigError, match="must be above 0 and below 1"):
+            abstain_limit(scores, other)
+
+
+@pytest.mark.parametrize("learned", [None, [0.5], [0.5, 0.5, 0.5], 0.5])
+def test_a_model_that_does_not_say_its_prevalence_takes_none(learned: object) -> None:
+    target = json.dumps({"name": "multilabel", "columns": ["mass"], "prevalence": learned})
+    scores = torch.ones(2, 2)
+    with pytest.raises(ConfigError, match="does not say which it has learned"):
+        at_prevalence(target, ("a", "b"), scores, Calibration(prevalence={"a": 0.5}))
+    assert torch.equal(at_prevalence(target, ("a", "b"), scores, Calibration()), scores.double())

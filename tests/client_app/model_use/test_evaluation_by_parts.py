@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from fedsurrogate.client_app.model_use.calibration import (
     threshold_for,
 )
 from fedsurrogate.client_app.model_use.evaluation import Evaluation, check_promise, evaluate
-from fedsurrogate.client_app.model_use.held_out import HeldOut
+from fedsurrogate.client_app.model_use.held_out import HeldOut, _grouped
 from fedsurrogate.client_app.model_use.thresholds import Wish
 from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.models.class_metrics import Judged, report
@@ -241,3 +242,20 @@ def test_an_evaluation_is_written_as_values_and_as_a_page(
     assert page.read_text() == found.page
     accuracy = facts["report"]["averages"]["accuracy"]["value"]
     assert f"accuracy {100 * accuracy:.1f} %" in page.read_text()
+
+
+@pytest.mark.parametrize("count", [12, 13, 40])
+def test_more_than_twelve_numbers_become_four_groups_of_about_equal_size(count: int) -> None:
+    values = [f"{(7 * at) % count + 0.5:g}" for at in range(count)]
+    found = _grouped(values)
+    if count == 12:
+        assert found == values
+        return
+    quarters = np.quantile([float(each) for each in values], [0, 0.25, 0.5, 0.75, 1])
+    names = [f"{low:g} to {high:g}" for low, high in pairwise(quarters)]
+    for value, name in zip(values, found, strict=True):
+        at = next(at for at in range(4) if float(value) <= quarters[at + 1])
+        assert name == names[at]
+    assert max(map(found.count, names)) - min(map(found.count, names)) <= 1
+    texts = [*values[:-1], "text"]
+    assert _grouped(texts) == texts

@@ -5,6 +5,7 @@ torch is imported.
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
 from dataclasses import replace
@@ -19,7 +20,7 @@ from PIL import Image
 
 from fedsurrogate.common.backbones.backbone_names import check_backbone_name
 from fedsurrogate.common.errors import BackboneError, ConfigError, FedSurrogateError, RunError
-from fedsurrogate.common.machine import MIB
+from fedsurrogate.common.machine import MIB, usable_cores
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.server_app.deployment import simulate as flower_engine
 from fedsurrogate.server_app.lifecycle import before_start
@@ -27,6 +28,8 @@ from fedsurrogate.server_app.lifecycle.before_start import (
     FLOWER_MIB,
     LOCAL_MIB,
     SITE_MIB,
+    check_addresses,
+    check_local,
     check_output,
     check_records,
     check_simulation,
@@ -296,3 +299,44 @@ def test_too_little_memory_is_one_line_with_numbers_and_another_way(
     ):
         assert part in line
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("quota", "cores"), [("150000 100000", 1), ("400000 100000", 4), ("max 100000", 16), (None, 16)]
+)
+def test_the_quota_of_a_container_limits_the_cores(
+    quota: str | None, cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if quota is not None:
+        (tmp_path / "cpu.max").write_text(f"{quota}\n")
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(16)))
+    assert usable_cores(tmp_path / "cpu.max") == cores
+
+
+def test_one_site_may_use_the_swap(monkeypatch: pytest.MonkeyPatch) -> None:
+    have(monkeypatch, 1000, extra=1500)
+    fit, warning = fitting_sites(8)
+    assert fit == 1
+    assert "1 of 8 sites" in warning
+
+
+def test_the_local_engine_is_refused_too_where_it_does_not_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    have(monkeypatch, LOCAL_MIB)
+    check_local()
+    monkeypatch.setattr(
+        before_start.psutil.Process, "memory_info", lambda self: type("", (), {"rss": 50 * MIB})
+    )
+    have(monkeypatch, LOCAL_MIB - 51)
+    with pytest.raises(RunError, match=f"about {LOCAL_MIB} MiB"):
+        check_local()
+
+
+def test_few_addresses_are_refused_with_the_command_that_lifts_the_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    check_addresses()
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (2**31, 2**31))
+    with pytest.raises(RunError, match="`ulimit -v unlimited`"):
+        check_addresses()

@@ -14,6 +14,7 @@ from fedsurrogate.server_app.lifecycle.before_start import (
     CHECKPOINTS,
     continuation,
     go_on,
+    own_folders,
 )
 
 NAMES = st.text(st.characters(categories=("L", "N", "Zs"), include_characters="-_."), min_size=1)
@@ -63,3 +64,12 @@ def test_a_reader_on_the_host_is_given_the_path_inside_the_container(
         assert printed.startswith("continue it: ")
         typed = parse_overrides([shlex.split(printed)[-1]])
         assert Path(str(typed["resume"])) == expected
+
+
+def test_a_relative_folder_is_that_of_who_types_it_not_that_of_the_app(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    expected = {"output-dir": str(tmp_path / "runs"), "resume": str(tmp_path / "runs/one")}
+    assert own_folders("runs", "runs/one") == expected
+    assert "resume" not in own_folders("runs", "")

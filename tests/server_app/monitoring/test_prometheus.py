@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from fedsurrogate.common.command_line import LISTEN, host_and_port
 from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.common.metrics_page import is_loopback
 from fedsurrogate.server_app.cli import main as cli
@@ -162,3 +163,11 @@ def test_without_the_library_the_extra_is_named(
     error = capsys.readouterr().err
     assert "fedsurrogate[monitor]" in error
     assert error.count("\n") == 1
+
+
+def test_where_to_listen_is_a_host_and_a_port() -> None:
+    assert host_and_port(LISTEN) == ("127.0.0.1", 9464)
+    assert host_and_port("[::1]:0") == ("::1", 0)
+    for wrong in ("9464", ":9464", "localhost", "localhost:x", "localhost:65536", ""):
+        with pytest.raises(ConfigError, match="must be HOST:PORT"):
+            host_and_port(wrong)

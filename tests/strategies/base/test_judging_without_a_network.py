@@ -14,7 +14,7 @@ from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.targets.metrics import METRIC_VALUES
-from fedsurrogate.strategies.base.outcome import NO_REPLY, Site
+from fedsurrogate.strategies.base.outcome import NO_REPLY, Site, metric_values_in
 from fedsurrogate.strategies.fedavg import Updates
 from tests.strategies.base.test_courses_of_a_run import Kept
 
@@ -108,3 +108,13 @@ def test_the_accuracy_is_of_all_test_records_of_sites_with_a_valid_report(
     for at, own in enumerate(reports):
         if own is None or isinstance(own, SurrogateError):
             assert strategy.outcome.sites[at].tested == 0
+
+
+@pytest.mark.parametrize("text", [9000 * "[", "{", "[]", "3", '{"a": "b"}', '{"a": NaN}', "null"])
+def test_measures_that_cannot_be_read_are_none(text: str) -> None:
+    whole = {"regression.0.age.records": 3.0, "no metric": 1.0, "regression.0.age.absolute": 2}
+    assert metric_values_in({METRIC_VALUES: json.dumps(whole)}) == {
+        "regression.0.age.records": 3.0,
+        "regression.0.age.absolute": 2.0,
+    }
+    assert metric_values_in({METRIC_VALUES: text}) == metric_values_in({}) == {}

@@ -24,7 +24,10 @@ from fedsurrogate.strategies.base.chain import STATE, Chain, Walk
 from fedsurrogate.strategies.base.federation import Federation
 from fedsurrogate.strategies.base.identifications import Group
 from fedsurrogate.strategies.base.outcome import (
+    DOWNSTREAM,
+    DOWNSTREAM_LIMITS,
     Site,
+    downstream_in,
     numbers_in,
     seconds_in,
     share_in,
@@ -202,3 +205,14 @@ def test_reported_numbers_count_at_their_limits_and_not_beyond() -> None:
     for listed, counts in (([1, 2.5], True), ([], True), ([1, math.inf], False), ([1, "2"], False)):
         assert numbers_in({"x": listed}, "x") == (listed if counts else [])  # type: ignore[dict-item]
     assert numbers_in({"x": 3}, "x") == numbers_in({}, "x") == []
+
+
+@pytest.mark.parametrize("name", sorted(DOWNSTREAM_LIMITS))
+def test_scores_of_a_generator_count_up_to_their_limit(name: str) -> None:
+    limit = 4.0 if name in ("sliced", "sinkhorn") else 1.0
+    for value, counts in (
+        (0.0, True), (limit, True), (math.nextafter(limit, 9), False), (math.nextafter(0, -1), False),
+        (math.nan, False), (1, False), ("0.5", False),
+    ):  # fmt: skip
+        found = downstream_in({DOWNSTREAM + name: value, "sent": 0.5})
+        assert found == ({name: value} if counts else {})

@@ -10,6 +10,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from fedsurrogate.common.errors import RunError
 from fedsurrogate.strategies.closed_form.solvers import cleaned, factor_of, repair_facts, solved
 
 few = settings(max_examples=20, deadline=None)
@@ -70,3 +71,25 @@ def test_the_smallest_ridge_of_a_series_is_added_and_named(
     assert again == added
     torch.testing.assert_close(product @ given_, right, rtol=1e-2, atol=1e-2)
     assert repair_facts(added) == ({"added-ridge": added} if added else {})
+
+
+def test_zeros_get_a_whole_ridge_and_a_hole_in_a_matrix_none() -> None:
+    factor, added = factor_of(torch.zeros(3, 3).double())
+    assert added == 1
+    assert bool((factor.diagonal() > 0).all())
+    for hole in (torch.nan, torch.inf):
+        for at in ((0, 0), (2, 2), (2, 0)):
+            matrix = torch.eye(3).double()
+            matrix[at] = matrix[at[::-1]] = hole
+            with pytest.raises(
+                RunError, match="the pooled covariance holds a number that is not fin"
+            ):
+                factor_of(matrix)
+    # Of a mean of two thirds, the fifth ridge is the first that lifts what is below zero.
+    below = torch.diag(torch.tensor([1.0, 1.0, -1e-9], dtype=torch.float64))
+    assert factor_of(below)[1] == pytest.approx(1.1111e-8)
+    # A pivot that is rounding alone is not taken for one.
+    for least, wanted in ((3e-14, 0.0), (3e-15, 1e-12)):
+        corner = math.sqrt(1 - least)
+        matrix = torch.tensor([[1.0, corner], [corner, 1.0]], dtype=torch.float64)
+        assert factor_of(matrix)[1] == pytest.approx(wanted)

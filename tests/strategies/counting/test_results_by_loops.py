@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import asdict, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,12 +17,14 @@ from hypothesis import strategies as st
 
 from fedsurrogate.common.counts import Counts
 from fedsurrogate.common.errors import RunError, SurrogateError
+from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.targets.labels import Labels
 from fedsurrogate.common.targets.number import Number
 from fedsurrogate.common.targets.time import Time
+from fedsurrogate.common.wire.model_proto import save_model
 from fedsurrogate.strategies.base.one_shot import OneShot
 from fedsurrogate.strategies.base.outcome import Site
 from fedsurrogate.strategies.counting.results import (
@@ -36,6 +40,9 @@ from fedsurrogate.strategies.counting.results import (
 )
 from fedsurrogate.strategies.counting.strategy import (
     Counting,
+    evaluated_payload,
+    payload_of,
+    read_model,
 )
 from fedsurrogate.strategies.pooling.site_weights import Total
 from tests.strategies.base.test_courses_of_a_run import Kept
@@ -196,3 +203,28 @@ def test_secure_aggregation_of_counts_says_so_and_false_ones_end_the_run() -> No
     false = replace(summed, tensors={"records": -100 * torch.ones(3).double()})
     with pytest.raises(RunError, match=r"below zero .* so some site has added false numbers"):
         summed_result(false, run)
+
+
+def test_a_model_that_is_evaluated_is_kept_where_it_is_the_one_of_the_settings(
+    tmp_path: Path,
+) -> None:
+    model = Head(header("coordinator"), torch.ones(3, 2), torch.zeros(3))
+    save_model(model, tmp_path / "model.safetensors")
+    payload, digest = payload_of(read_model(tmp_path / "model.safetensors"))
+    assert hashlib.sha256(payload).hexdigest() == digest
+    settings = run_of("evaluation").settings.counting
+    own = settings.model_copy(
+        update={"model": str(tmp_path / "model.safetensors"), "digest": digest}
+    )
+    kept = Kept()
+    assert evaluated_payload(own, kept) == payload
+    assert kept.surrogates == {"file evaluated.pb": payload}
+    (tmp_path / "evaluated.pb").write_bytes(payload)
+    again = own.model_copy(update={"model": str(tmp_path / "evaluated.pb")})
+    assert evaluated_payload(again, Kept()) == payload
+    assert evaluated_payload(own.model_copy(update={"kind": "survey"}), Kept()) is None
+    other = own.model_copy(update={"digest": "e" * 64})
+    with pytest.raises(RunError, match=r"is not the model that counting.digest names"):
+        evaluated_payload(other, kept)
+    with pytest.raises(RunError, match="cannot be read"):
+        evaluated_payload(own.model_copy(update={"model": str(tmp_path / "none.pb")}), kept)

@@ -177,3 +177,20 @@ def test_what_is_learned_is_what_the_sites_get(kind: str) -> None:
     wanted = torch.func.functional_call(body, dict(training.model), (values,))
     assert torch.allclose(training.classifier().scores(module_input), wanted, atol=1e-5)
     assert LandscapeRecords.evenly(values, torch.zeros(7)).weights.sum() == pytest.approx(1)
+
+
+def test_by_default_images_are_remembered_without_privacy_only() -> None:
+    default = FedLAPSettings()
+    usual, chosen = default.remembered(private=False), FedLAPSettings(memory=0.2)
+    assert (usual, default.remembered(private=True)) == (0.33, 0.0)
+    assert chosen.remembered(private=True) == chosen.remembered(private=False) == 0.2
+    for epsilon in (0.0, 8.0):
+        update = {
+            "epsilon": epsilon,
+            "fedlap": SETTINGS.model_copy(update={"memory": default.memory}),
+        }
+        run = parse_run({"method": "fedlap"})
+        config = replace(run, settings=run.settings.model_copy(update=update))
+        training = Training(config, CLASSES, "f", 64, model(), NOTHING)
+        learn(training, [synthetic("a")])
+        assert bool(training.memory) == (not epsilon)

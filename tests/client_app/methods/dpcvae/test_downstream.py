@@ -24,6 +24,7 @@ from fedsurrogate.client_app.methods.dpcvae import downstream as received_genera
 from fedsurrogate.client_app.methods.dpcvae.downstream import (
     LabelledEmbeddings,
     fidelity,
+    grouped,
     head_on,
     mix,
     out_of_distribution,
@@ -34,7 +35,7 @@ from fedsurrogate.client_app.methods.dpcvae.downstream import (
 )
 from fedsurrogate.client_app.methods.job import Job
 from fedsurrogate.client_app.node_config import NodeConfig
-from fedsurrogate.common.errors import DataError, SurrogateError
+from fedsurrogate.common.errors import ConfigError, DataError, SurrogateError
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.models.devices import stream
 from fedsurrogate.common.models.generators import (
@@ -362,3 +363,18 @@ def test_distances_are_of_five_hundred_embeddings_along_two_hundred_directions(
     squares = ((one[:, None] - other[None]) ** 2).sum(2)
     assert blur == pytest.approx(squares.mean() / 40, rel=1e-9)
     assert named["numIterMax"] == 200
+
+
+def test_coarser_labels_take_every_class_once() -> None:
+    names, group = grouped("animal=cat, dog; vehicle=car", ("car", "cat", "dog"))
+    assert names == ("animal", "vehicle")
+    assert group.tolist() == [1, 0, 0]
+    for wrong, message in (
+        ("animal=cat", "in no group"),
+        ("animal=cat,dog; vehicle=car,cat", "'cat' is unknown or in two groups"),
+        ("animal=cat,dog; vehicle=bus", "'bus' is unknown"),
+        ("animal", "name=class,class"),
+        ("animal=cat,dog; animal=car", "name=class,class"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            grouped(wrong, ("car", "cat", "dog"))
