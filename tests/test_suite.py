@@ -13,16 +13,10 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-import fedsurrogate as public
-from fedsurrogate.server_app.report import build
-from tests import conftest, grid, quick
-from tests.attacks import hospitals
+from tests import conftest
 from tests.children import ran
 from tests.documents import ROOT
-from tests.grid import run_federation
 from tests.samples import VARIABLE, sample
 
 FILES = sorted((ROOT / "tests").rglob("*.py"))
@@ -61,19 +55,6 @@ def test_no_test_looks_for_sample_data_except_by_the_fixture() -> None:
         if re.search(f"shared|{VARIABLE}", text := path.read_text())
     }
     assert {path for path, pieces in found.items() if pieces} <= MAY
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        'ROOT.parent / "shared" / "x"',
-        'open("../shared/x")',
-        f'os.environ["{VARIABLE}"]',
-        'Path(f"{x}/../shared")',
-    ],
-)
-def test_a_look_at_sample_data_is_found(source: str) -> None:
-    assert outside(ast.parse(source))
 
 
 def test_the_fixture_marks_its_tests_and_without_the_folder_they_are_skipped(
@@ -197,30 +178,3 @@ def test_a_test_that_hangs_is_ended(tmp_path: Path) -> None:
     done = ran([*command, str(tmp_path)], cwd=tmp_path, timeout=60)
     assert done.returncode == 1
     assert "Timeout" in done.stdout
-
-
-def test_the_quick_part_sees_which_tests_run_federations() -> None:
-    """Also through a partial function, and inside a lambda."""
-    from tests.attacks.sites import test_names
-
-    assert quick.RUNS & quick._reached(
-        test_names.test_a_node_that_is_not_registered_is_asked_nothing
-    )
-    assert quick.RUNS & quick._reached(lambda: run_federation(Path(), []))
-    assert not quick.RUNS & quick._reached(collected)
-    for name in quick.RUNS:
-        assert any(hasattr(module, name) for module in (grid, hospitals, build, public))
-
-
-def test_the_quick_part_tries_a_tenth_of_the_examples() -> None:
-    tried: list[int] = []
-
-    @settings(max_examples=40)
-    @given(st.integers())
-    def test(number: int) -> None:
-        tried.append(number)
-
-    quick.try_fewer(test)
-    test()
-    assert len(tried) == 4
-    assert [quick.examples(count) for count in (3, 8, 64)] == [3, 4, 6]

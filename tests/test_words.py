@@ -106,30 +106,6 @@ def test_there_is_something_to_read() -> None:
     assert len(TEXTS) > 300
 
 
-@pytest.mark.parametrize(
-    ("word", "sentence"),
-    [
-        ("secure sum", "The coordinator sees a secure\nsum."),
-        ("joint noise", "with one joint noise"),
-        ("pooled head", "the pooled head is above"),
-        ("largest class alone", "largest class alone 10.3 %"),
-        ("target", 'Set `target = "labels"`.'),
-        ("measure", "Every measure has an interval."),
-        ("remark", "A remark says so."),
-        ("odd", "Odd in the data: a class"),
-        ("witness", "the ledger and its witness"),
-        ("papers", "coordinator sites certs papers"),
-    ],
-)
-def test_a_planted_old_word_is_found_and_counted(word: str, sentence: str) -> None:
-    assert found(f"{sentence} {sentence}") == {word: 2}
-
-
-def test_words_of_another_meaning_are_left_alone() -> None:
-    plain = "an odd number; a power of two; harm measures what a site costs; three papers; the sum"
-    assert found(plain) == {}
-
-
 @pytest.mark.parametrize("old", SETTINGS)
 def test_the_error_of_an_old_setting_names_the_new_one(old: str) -> None:
     assert SETTINGS[old] in renamed_setting(old, 1)

@@ -329,24 +329,3 @@ def test_a_folder_that_is_no_environment_stays_as_it_is(
     refused(done, "is not empty, and no Python environment")
     assert [path for path in (tmp_path / "mine").rglob("*") if path.is_file()] == [mine]
     assert mine.read_text() == "my own"
-
-
-def test_an_environment_whose_python_is_gone_is_named(project: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "env"
-    (folder / "bin").mkdir(parents=True)
-    (folder / "pyvenv.cfg").write_text("home = /nowhere\n")
-    (folder / "bin" / "python").symlink_to("/nowhere/python3")
-    done = set_up(project, folder)
-    refused(done, "does not start")
-
-
-def test_a_damaged_lock_and_an_unknown_extra_are_one_line(project: Path, tmp_path: Path) -> None:
-    done = set_up(project, tmp_path / "env", "--extras", "nonsense")
-    refused(done, "no extra nonsense")
-    assert done.stderr.count("\n") == 1
-    (project / "requirements.lock").write_text(
-        f"# extra dev: gone\nsmall==1 --hash=sha256:00\n{lock.END}"
-    )
-    done = set_up(project, tmp_path / "env")
-    refused(done, "no entry for gone")
-    assert done.stderr.count("\n") == 1

@@ -4,15 +4,17 @@ a check of attacks keeps and refuses.
 
 from __future__ import annotations
 
+from io import BytesIO
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from sklearn.metrics import roc_auc_score
 
-from fedsurrogate.client_app.audit import release_audit
+from fedsurrogate.client_app.audit import output, release_audit
 from fedsurrogate.client_app.audit.membership import (
     Trials,
     distinct,
@@ -130,3 +132,26 @@ def test_four_units_are_enough_and_three_too_few(monkeypatch: pytest.MonkeyPatch
     Site(monkeypatch, tuple(f"p{at % 3}" for at in range(COUNT)))
     with pytest.raises(DataError, match=r"^3 units of training records; an audit needs four$"):
         audit_release(parse_run({}), NODE, 0.0, seed=1)
+
+
+@pytest.mark.parametrize("side", [None, 4])
+def test_pictures_of_records_are_small_and_only_of_images(
+    monkeypatch: pytest.MonkeyPatch, side: int | None
+) -> None:
+    opened: list[int] = []
+
+    def image(row: int) -> Image.Image:
+        opened.append(row)
+        return Image.new("RGB", (300, 150), (row, 0, 0))
+
+    data = SimpleNamespace(opener=image, open_image=image)
+    monkeypatch.setattr(output, "share", lambda *given: SimpleNamespace(dataset=data))
+    more = {} if side is None else {"side": side}
+    found = output.pictures_of(parse_run({}), NODE, [7, 3], **more)
+    assert opened == [7, 3]
+    for content, row in zip(found, (7, 3), strict=True):
+        with Image.open(BytesIO(content)) as shown:
+            assert (shown.format, shown.size) == ("PNG", ((side or 96), (side or 96) // 2))
+            assert shown.getpixel((0, 0)) == (row, 0, 0)
+    data.opener = None  # type: ignore[assignment]
+    assert output.pictures_of(parse_run({}), NODE, [7]) == []

@@ -2,6 +2,7 @@
 for bit, and no hang.
 """
 
+import errno
 import logging
 import os
 import signal
@@ -16,7 +17,7 @@ import psutil
 import pytest
 import torch
 
-from fedsurrogate.client_app.features import cache, extraction
+from fedsurrogate.client_app.features import cache, device_processes, extraction
 from fedsurrogate.client_app.features.device_processes import Devices, in_processes
 from fedsurrogate.client_app.features.extraction import Features, extract
 from fedsurrogate.client_app.features.site_features import load_site
@@ -213,3 +214,19 @@ def test_only_a_device_without_a_number_is_all_gpus(
     assert devices.gpus_of(torch.device(device)) == tuple(
         f"cuda:{index}" for index in range(expected)
     )
+
+
+def test_too_many_open_files_are_not_a_fault_of_the_cache(
+    tmp_path: Path, processes: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes(2)
+
+    def none() -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(device_processes, "Pipe", none)
+    with pytest.raises(
+        FedSurrogateError, match=r"on cpu cannot be started .*Too many open files"
+    ) as error:
+        features(tmp_path)
+    assert type(error.value) is FedSurrogateError

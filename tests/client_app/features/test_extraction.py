@@ -30,7 +30,7 @@ from fedsurrogate.client_app.features.device_processes import Part, in_parts, sh
 from fedsurrogate.client_app.features.extraction import extract
 from fedsurrogate.common.backbones.backbones import Backbone, load_backbone
 from fedsurrogate.common.backbones.preprocessing import OwnTransform, Preprocessing
-from fedsurrogate.common.errors import BackboneError
+from fedsurrogate.common.errors import BackboneError, DataError
 from tests.samples import Samples
 
 
@@ -565,3 +565,9 @@ def test_images_that_all_fail_are_refused_with_the_reason_of_the_first(tmp_path:
             tmp_path,
         )
     assert not [each for each in tmp_path.rglob("*") if each.name.endswith((".npy", ".partial"))]
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, pixels: Backbone) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="cache-dir"):
+        extract(dataset_of(tmp_path / "d", [png(1)]), pixels, tmp_path / "file")

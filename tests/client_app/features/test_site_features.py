@@ -21,7 +21,7 @@ from fedsurrogate.client_app.datasets.dataset import Dataset
 from fedsurrogate.client_app.datasets.left_out import NoRecordsError, SourceError
 from fedsurrogate.client_app.datasets.partition import SiteShare
 from fedsurrogate.client_app.features import site_features
-from fedsurrogate.client_app.features.extraction import Features
+from fedsurrogate.client_app.features.extraction import Bags, Features
 from fedsurrogate.client_app.features.site_features import (
     check_addressee,
     examples_of,
@@ -32,6 +32,7 @@ from fedsurrogate.client_app.features.site_features import (
     site_name,
     usable,
     with_broken,
+    with_lost_images,
 )
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.backbones.networks import BackboneOptions
@@ -338,3 +339,15 @@ def test_weights_on_a_hospitals_disk_are_named_by_the_hospital(
     site_backbone(stated.settings, NodeConfig(**hospital, weights_path="own"))
     options = BackboneOptions((0.1, 0.2, 0.3), (), "cls", download=True)
     assert made.pop() == ("timm:local-dir:/m", "own", 0, "cpu", options)
+
+
+def test_lost_images_of_bags_are_a_warning() -> None:
+    report = DataReport("wards", 3, warnings=("first",))
+    found = features(2, set(), set())
+    assert with_lost_images(report, found) is report
+    for ok, words in (([True] * 3, None), ([False, True, False], "2 images cannot be read")):
+        own = Features(found.x, found.ok, "f", 0.0, False, Bags((), torch.tensor(ok)))
+        made = with_lost_images(report, own)
+        assert made.warnings[0] == "first"
+        warning = f"{words}, and are left out of their bags"
+        assert made.warnings[1:] == ((warning,) if words else ())

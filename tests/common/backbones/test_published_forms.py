@@ -724,3 +724,43 @@ def test_a_graph_that_is_no_backbone_is_refused(tmp_path: Path) -> None:
         load_backbone(f"onnx:{file}", "", 0, "cpu", STATED)
     with pytest.raises(BackboneError, match="does not exist"):
         load_backbone(f"onnx:{tmp_path}/none.onnx", "", 0, "cpu", STATED)
+
+
+def test_a_tower_of_siglip_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    siglip(tmp_path, both=True)
+    name = f"hf:local-dir:{tmp_path}"
+    for own, refusal in (
+        (SIGLIP_SMALL | {"hidden_act": "gelu"}, "hf: builds 'gelu_pytorch_tanh' only"),
+        (SIGLIP_SMALL | {"image_size": 64}, "is for images of 64 px, and .* of 32 px"),
+        # What is left out is the usual, which these weights are not.
+        ("text", "is for images of 224 px"),
+        (SIGLIP_SMALL | {"num_hidden_layers": 1}, r"do not fit .*: 12 unexpected \(blocks.1"),
+    ):
+        changed(tmp_path, "config.json", vision_config=own)
+        with pytest.raises(BackboneError, match=refusal):
+            load_backbone(name, device="cpu")
+
+
+class Tokens(nn.Module):
+    """A tower that returns its tokens and their mean, as exporters of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(3, 5, 8, 8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        tokens = self.layer(x).flatten(2).transpose(1, 2)
+        return tokens, tokens.mean(1)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_outputs_of_a_graph_are_told_apart_by_their_form(
+    tmp_path: Path, picture: Image.Image
+) -> None:
+    file, module = tmp_path / "net.onnx", Tokens()
+    exported(module, file)
+    same(load_backbone(f"onnx:{file}", "", 0, "cpu", STATED), picture, lambda x: module(x)[1])
+    options = BackboneOptions(STATED.mean, STATED.std, "cls")
+    same(
+        load_backbone(f"onnx:{file}", "", 0, "cpu", options), picture, lambda x: module(x)[0][:, 0]
+    )

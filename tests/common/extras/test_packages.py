@@ -313,3 +313,13 @@ def test_a_site_needs_the_packages_of_its_own_data_and_of_what_it_computes(
     assert [
         package for package, _ in packages_of(parse_run(run), parse_node_config(node))
     ] == expected
+
+
+def test_a_folder_that_has_a_packages_name_by_chance_is_no_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "chance_name").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert not is_installed("chance_name")
+    (tmp_path / "chance_name" / "__init__.py").touch()
+    assert is_installed("chance_name")

@@ -378,3 +378,12 @@ def test_coarser_labels_take_every_class_once() -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             grouped(wrong, ("car", "cat", "dog"))
+
+
+def test_a_set_can_have_the_federations_own_mix_of_classes(
+    tmp_path: Path, generator_file: Path
+) -> None:
+    reported = call("synthesize", f"{tmp_path} --total 40 --out {tmp_path}/s --json")
+    assert json.loads(reported.stdout)["records"] == 40
+    assert torch.bincount(load_file(tmp_path / "s")["y"]).tolist() == [2] * 9 + [22]
+    assert generator_file.exists()
