@@ -23,7 +23,6 @@ FILES = sorted((ROOT / "tests").rglob("*.py"))
 # These may name the folder of sample data: the one that finds it, and benchmarks' own tests, which
 # hide it.
 MAY = {
-    "tests/benchmarks/test_sample_features.py",
     "tests/samples.py",
     "tests/benchmarks/test_scripts.py",
     "tests/test_suite.py",
