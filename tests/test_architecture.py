@@ -408,16 +408,6 @@ def test_what_a_newcomer_expects_is_true(sentence: str) -> None:
     assert not {module: names for module, names in found.items() if names}
 
 
-@pytest.mark.parametrize("sentence", EXPECTED)
-def test_what_a_newcomer_expects_is_about_files_that_exist(sentence: str) -> None:
-    """Otherwise a folder that moves would make a sentence true, or keep it false for ever."""
-    files, without = EXPECTED[sentence]
-    for names in (files, without):
-        assert any(within(module, names) for module in modules()), (
-            f"name the folder of today in the rule: {names}"
-        )
-
-
 def test_no_modules_import_each_other_in_a_circle_not_even_for_types_or_inside_functions() -> None:
     assert not circles(arrows())
 

@@ -386,3 +386,15 @@ def test_a_patient_is_dealt_by_the_class_of_the_first_training_record(
         patients=tuple(str(who) for who, *_ in records),
     )
     assert [part.tolist() for part in _train_parts(dataset, chosen, sites)] == wanted
+
+
+@pytest.mark.parametrize("sites", [1, 3, 6])
+def test_equal_shares_are_cut_from_one_shuffled_order(sites: int) -> None:
+    order = order_of(6, 4)
+    found = _partition(
+        torch.zeros(6, dtype=torch.int64), None, settings_of(partition="iid", seed=4), sites
+    )
+    size = 6 // sites
+    assert [part.tolist() for part in found] == [
+        sorted(order[at : at + size]) for at in range(0, 6, size)
+    ]

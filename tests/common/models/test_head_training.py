@@ -134,3 +134,16 @@ def test_accuracy_counts_by_name_and_unknown_classes_as_wrong() -> None:
     assert cat_or_dog.accuracy(x, ("dog", "cat"), torch.tensor([1, 0, 1, 0])) == (4, 4)
     assert cat_or_dog.accuracy(x, ("cat", "yeti"), torch.tensor([0, 1, 0, 1])) == (2, 4)
     assert cat_or_dog.accuracy(x[:0], ("cat", "dog"), torch.tensor([], dtype=torch.int64)) == (0, 0)
+
+
+def test_plane_has_the_directions_that_matter_most_and_a_settled_sign() -> None:
+    rng = torch.Generator().manual_seed(0)
+    basis = torch.linalg.qr(torch.randn(6, 6, generator=rng)).Q
+    left = torch.linalg.qr(torch.randn(4, 4, generator=rng)).Q
+    weight = left @ torch.diag(torch.tensor([9.0, 4.0, 1.0, 0.5])) @ basis[:4]
+    plane = head(weight, torch.zeros(4), CLASSES[:4]).plane()
+    torch.testing.assert_close((plane.T @ basis[:2].T).abs(), torch.eye(2), atol=1e-5, rtol=0)
+    assert (plane.gather(0, plane.abs().argmax(0, keepdim=True)) > 0).all()
+    # Reversing all weights, or another order of classes, gives the same result.
+    torch.testing.assert_close(head(-weight, torch.zeros(4), CLASSES[:4]).plane(), plane)
+    torch.testing.assert_close(head(weight.flip(0), torch.zeros(4), CLASSES[:4]).plane(), plane)

@@ -249,3 +249,19 @@ def test_a_run_waits_for_days_or_as_long_as_a_person_has_chosen(
     assert exchange.nodes() == {1001: "a", 1002: "b"}
     # No path of the coordinator leaves it.
     assert exchange.settings == {"sites": 2}
+
+
+def test_a_refused_file_is_replaced_and_refused_folders_stay(place: Place) -> None:
+    place.ask(1001)
+    refused = place.folder / "01-north.refused"
+    for _ in range(2):
+        place.answer("01-north", SITES["south"])
+        place.pull()
+    assert refused.is_file()
+    for count in (1, 2):
+        folder = place.folder / "01-north.reply"
+        folder.mkdir()
+        os.utime(folder, (0, 0))
+        place.pull()
+        assert len(list(place.folder.glob("01-north.refused.*"))) == count
+    assert refused.is_file()

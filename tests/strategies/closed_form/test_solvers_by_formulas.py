@@ -4,6 +4,9 @@ records or without variance, with covariances as matrices and in factors; and th
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fedsurrogate.common.surrogates.covariances import Diagonal, Full
+from fedsurrogate.common.surrogates.covariances import Diagonal, Full, Gram
 from fedsurrogate.common.surrogates.mixtures import Mixtures
 from fedsurrogate.common.surrogates.surrogates import Header, Surrogate
 from fedsurrogate.strategies.closed_form.solvers import (
@@ -20,11 +23,13 @@ from fedsurrogate.strategies.closed_form.solvers import (
     chosen_with_accuracy,
     lda,
     naive_bayes,
+    qda,
     ridge,
 )
 from fedsurrogate.strategies.closed_form.statistics import Factored, Statistics
 from fedsurrogate.strategies.fedpft.strategy import (
     _enough,
+    one_gaussian_a_class,
 )
 
 Array = NDArray[np.float64]
@@ -213,3 +218,61 @@ def test_a_class_of_one_site_alone_with_too_few_records_is_left_out(
     found = _enough([site(f"s{k}", own, full) for k, own in enumerate(sites)])
     assert set(found) == wanted
     assert len(found) == len(wanted)
+
+
+def oracle(matrix: Array, n: float) -> float:
+    """Chen et al. 2010, equation 23."""
+    trace, squares = matrix.trace(), float((matrix**2).sum())
+    below = (n + 1 - 2 / D) * (squares - trace**2 / D)
+    return 1.0 if below <= 0 else min(1.0, ((1 - 2 / D) * squares + trace**2) / below)
+
+
+@few
+@given(SEEDS, st.integers(1, 4), st.booleans(), st.sampled_from([0.0, 0.2, None]), RANKS)
+def test_quadratic_discriminants_of_classes_of_any_size(
+    seed: int, classes: int, sampled: bool, shrinkage: float | None, rank: int
+) -> None:
+    each = [
+        classes_of(seed + k, 1, rank if k == classes - 1 else D, False, False)
+        for k in range(classes)
+    ]
+    if not sampled:
+        each = [
+            replace(one, covariance=one.matrix.diagonal().diag(), sampled=False) for one in each
+        ]
+    found = qda(each, shrinkage)
+    used, bias, singular = [], [], False
+    for k, one in enumerate(each):
+        n, within = float(one.counts[0]), one.matrix.numpy()
+        own = shrinkage
+        if own is None:
+            own = oracle(within, n) if sampled else 0.01
+        used.append(own)
+        shrunk = (1 - own) * within + (own * within.diagonal().mean() + 1e-30) * np.eye(D)
+        singular = singular or np.linalg.eigvalsh(shrunk)[0] < 1e-12 * shrunk.diagonal().mean()
+        bias.append(math.log(n) - np.linalg.slogdet(shrunk)[1] / 2)
+        np.testing.assert_allclose(found.means[k], one.means[0])
+        if not singular:
+            whitener = found.whiteners[k].double().numpy()
+            whitener = whitener if sampled else np.diag(whitener)
+            np.testing.assert_allclose(
+                whitener.T @ whitener, np.linalg.inv(shrunk), rtol=1e-3, atol=1e-5
+            )
+    assert found.shrinkage == pytest.approx(max(used))
+    assert (found.added > 0) == (singular and sampled)
+    if not singular:
+        np.testing.assert_allclose(found.bias, np.array(bias) - max(bias), atol=1e-9)
+
+
+@few
+@given(SEEDS, st.integers(1, 4), st.booleans())
+def test_pooled_statistics_are_one_gaussian_a_class(seed: int, classes: int, absent: bool) -> None:
+    given_ = classes_of(seed, classes, D, False, absent)
+    given_ = replace(given_, counts=given_.counts + 0.3)
+    table = one_gaussian_a_class(given_)
+    assert table.counts.tolist() == [max(1, round(each)) for each in given_.counts.tolist()]
+    assert table.labels.tolist() == list(range(classes))
+    assert table.weights.tolist() == [1.0] * classes
+    torch.testing.assert_close(table.means, given_.means.float())
+    assert isinstance(table.covariance, Gram)
+    torch.testing.assert_close(table.covariance.matrix, given_.matrix.float())

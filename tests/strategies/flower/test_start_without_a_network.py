@@ -13,10 +13,12 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.run import parse_run
+from fedsurrogate.strategies import DPCVAE, FedLAP, FedPFT
 from fedsurrogate.strategies.flower import (
     FlowerStrategy,
     arrays_of,
     no_reply,
+    settings_of,
 )
 from tests.strategies.base.test_courses_of_a_run import Kept
 
@@ -108,3 +110,20 @@ def test_a_code_of_flower_has_its_meaning(code: int, why: str) -> None:
     assert no_reply(code, None) == f"{why} (Flower error code {code})"
     assert no_reply(code, "") == no_reply(code, " \n ") == no_reply(code, None)
     assert no_reply(code, "a\n b: c \n\n") == f"{why} (Flower error code {code}): b: c"
+
+
+def test_settings_name_the_method_that_a_strategy_runs_first() -> None:
+    run = parse_run(ROUNDS)
+    assert settings_of(FedLAP, run) is run
+    assert settings_of(DPCVAE, None).settings.method == "dpcvae"
+    assert settings_of(DPCVAE, {"dpcvae.rounds": 7}).rounds == 7
+    chain = {"fedpft.topology": "chain", "method": "fedpft"}
+    # What the sites of a chain have sent is learned from again as from a star.
+    assert settings_of(FedPFT, chain).plan.kind == "chain"
+    assert settings_of(type("Own", (FedLAP,), {}), None).settings.method == "fedlap"
+    reason = "method = 'fedlap' is run by FedLAP, not by FedPFT$"
+    for given_ in (run, ROUNDS):
+        with pytest.raises(ConfigError, match=reason):
+            settings_of(FedPFT, given_)
+    with pytest.raises(ConfigError, match=r"method = 'fedpft' is run by FedPFT, not by DPCVAE$"):
+        settings_of(DPCVAE, {"method": "fedpft"})
