@@ -7,7 +7,6 @@ from __future__ import annotations
 import ast
 import os
 import re
-import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -94,27 +93,6 @@ def test_the_quick_part_has_no_test_of_samples_even_where_the_folder_is_there(
     assert len(quick) > 10
     assert name not in quick
     assert collected(file, "-m", "samples", **{VARIABLE: str(tmp_path)}) == {name}
-
-
-def test_a_shell_that_ignores_signals_does_not_reach_the_tests_and_their_children() -> None:
-    before = {
-        number: signal.getsignal(number)
-        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT)
-    }
-    assert signal.SIG_IGN not in before.values(), "as this suite was started"
-    try:
-        for number in before:
-            signal.signal(number, signal.SIG_IGN)
-        conftest._heed_signals()
-        code = (
-            "import signal; print(*(signal.getsignal(each) is signal.SIG_IGN for each in "
-            f"{[int(n) for n in before]}))"
-        )
-        done = ran([sys.executable, "-c", code], check=True)
-        assert "True" not in done.stdout
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def test_tests_have_a_home_of_their_own() -> None:

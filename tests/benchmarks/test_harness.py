@@ -7,7 +7,7 @@ import pkgutil
 import pytest
 
 from benchmarks import harness
-from benchmarks.harness import commands, federation
+from benchmarks.harness import federation
 from fedsurrogate.common.run import parse_run
 
 MODULES = [f"benchmarks.harness.{each.name}" for each in pkgutil.iter_modules(harness.__path__)]
@@ -17,16 +17,6 @@ SMALL = {"partition": "iid", "head.min-steps": 10, "head.epochs": 1}
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_of_the_harness_run(name: str) -> None:
     assert not doctest.testmod(importlib.import_module(name)).failed
-
-
-@pytest.mark.slow
-def test_commands_run_as_users_run_them_and_a_mistake_ends_the_script() -> None:
-    settings = {"fedpft.covariance": "gram", "seed": 3}
-    words = ("-c", commands.text_of(settings), "--classes", "10", "--dimension", "8")
-    planned = commands.json_of("coordinator", "plan", *words)
-    assert planned
-    with pytest.raises(SystemExit, match="coordinator plan ended with exit code"):
-        commands.run_command("coordinator", "plan", "-c", "no-such-setting=1")
 
 
 def test_a_row_is_a_run_with_its_own_settings_and_none_is_the_head_on_all_records() -> None:

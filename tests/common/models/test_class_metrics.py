@@ -318,3 +318,11 @@ def test_samples_draw_as_many_units_as_there_are_each_alike(
         == bootstrap_weights(0, None, 3, seed).shape
         == (3, 0)
     )
+
+
+def test_without_an_error_the_interval_is_not_of_width_zero() -> None:
+    labels = np.repeat([0, 1], 20)
+    made = report(Judged(labels, np.eye(2)[labels], labels), ("n", "y"), draws=50)
+    metric = made.per_class[1].metric_values["sensitivity"]
+    assert (metric.value, metric.high) == (1.0, 1.0)
+    assert metric.low == pytest.approx(0.839, abs=0.01), "Wilson's interval for 20 of 20"

@@ -5,6 +5,7 @@ their SuperLink does not answer.
 import json
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -106,3 +107,8 @@ def test_a_run_that_has_ended_cannot_be_stopped(tmp_path: Path) -> None:
     ended(begun(tmp_path, 7))
     with pytest.raises(RunError, match=r"has ended as ok; .* there is nothing to stop"):
         stop("latest", tmp_path, NOWHERE, None)
+
+
+def test_a_version_is_that_of_the_last_run_of_the_site_that_names_one() -> None:
+    runs: Any = [{"a": SimpleNamespace(version=own)} for own in ("", "2", "1")]
+    assert control_api._version([{}, *runs], "a") == "2"

@@ -14,6 +14,7 @@ from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.targets.metrics import METRIC_VALUES
+from fedsurrogate.strategies.base import federation
 from fedsurrogate.strategies.base.outcome import NO_REPLY, Site, metric_values_in
 from fedsurrogate.strategies.fedavg import Updates
 from tests.strategies.base.test_courses_of_a_run import Kept
@@ -118,3 +119,20 @@ def test_measures_that_cannot_be_read_are_none(text: str) -> None:
         "regression.0.age.absolute": 2.0,
     }
     assert metric_values_in({METRIC_VALUES: text}) == metric_values_in({}) == {}
+
+
+@pytest.mark.parametrize("number", [None, 3])
+def test_only_the_start_of_a_run_waits_for_all_sites_and_says_what_is_not_defended(
+    monkeypatch: pytest.MonkeyPatch, number: int | None
+) -> None:
+    strategy, asked = begun(monkeypatch, 2, sites=5, quorum=0.4), list[Any]()
+    monkeypatch.setattr(
+        federation, "connected_nodes", lambda grid, *given_: asked.append(given_[:3]) or [0, 1]
+    )
+    monkeypatch.setattr(federation, "admit", lambda outcome, recorder, nodes, *given_: nodes)
+    assert strategy.invite(None, 7.0, number) == [0, 1]  # type: ignore[arg-type]
+    assert asked == [(5, 0.4, 7.0) if number is None else (0, 0.0, 7.0)]
+    start = [{"event": "invited", "sites": 2, "names": "claimed"}]
+    start += [{"event": "note", "reason": reason} for reason in strategy.config.gaps(2)]
+    assert len(start) > 1
+    assert events(strategy) == (start if number is None else [])
