@@ -102,12 +102,6 @@ def why_not(line: str) -> str:
 ALL = list(advice())
 
 
-def test_the_advice_of_the_product_is_found() -> None:
-    lines = {line for _, line, _ in ALL}
-    assert len(ALL) > 250
-    assert {"coordinator sites accept REQUEST", "site ledger reopen", "site join north/"} <= lines
-
-
 def test_each_line_is_a_command_with_its_options() -> None:
     wrong = {}
     for place, line, _ in ALL:
@@ -125,10 +119,3 @@ def test_values_in_a_line_are_quoted_for_a_shell() -> None:
         if value not in PLAIN and not value.startswith("shlex.")
     ]
     assert bare == []
-
-
-def test_a_name_of_an_earlier_version_and_an_option_that_is_none_are_noticed() -> None:
-    assert why_not("site audit")
-    assert why_not("coordinator key folder")
-    assert why_not("site join --quietly north/")
-    assert not why_not("coordinator sites certs 'our folder' --site NAME")

@@ -28,15 +28,10 @@ from tests.replies import left_out, mutations, refused, replies, spoiled
 # Accuracy on the digits of methods that learn well in these short runs.
 LEAST = {
     **{
-        "local": 0.4,
-        "ensemble": 0.7,
-        "average": 0.7,
-        "kd": 0.6,
-        "fedavg": 0.75,
-        "fedprox": 0.75,
+        "local": 0.4, "ensemble": 0.7, "average": 0.7, "kd": 0.6, "fedavg": 0.75, "fedprox": 0.75,
     },
     **{"scaffold": 0.7, "dsfl": 0.7, "fedlambda": 0.75, "knn-per": 0.75, "fedrep": 0.6},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)

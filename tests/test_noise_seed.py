@@ -20,17 +20,10 @@ from fedsurrogate.server_app.deployment.local_engine import simulate_here
     "settings",
     [
         {},
-        {
-            "secure-aggregation": True,
-            "classes": ",".join("0123456789"),
-            "fedpft.covariance": "gram",
-        },
-        pytest.param(
-            {"method": "dp-fedavg", "fedavg.rounds": 2, "fedavg.sample-rate": 0.5},
-            marks=pytest.mark.slow,
-        ),
+        {"secure-aggregation": True, "classes": ",".join("0123456789"), "fedpft.covariance": "gram"},
+        pytest.param({"method": "dp-fedavg", "fedavg.rounds": 2, "fedavg.sample-rate": 0.5}, marks=pytest.mark.slow),
     ],
-)
+)  # fmt: skip
 @pytest.mark.usefixtures("system_noise")
 def test_a_simulation_with_a_noise_seed_repeats_its_model(
     settings: dict[str, str | int | bool], tmp_path: Path

@@ -24,15 +24,9 @@ READ: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "keys": (read_keys, KEYS),
     "rules": (lambda file: approvals_needed(file.parent), "approvals = 2\n"),
-    "node-config in TOML": (
-        lambda file: parse_overrides([str(file)]),
-        'site = "süd"\ncpus = 2\n',
-    ),
-    "node-config in lines": (
-        lambda file: parse_overrides([str(file)]),
-        "site=süd\ndata=digits data-dir=/d\n",
-    ),
-}
+    "node-config in TOML": (lambda file: parse_overrides([str(file)]), 'site = "süd"\ncpus = 2\n'),
+    "node-config in lines": (lambda file: parse_overrides([str(file)]), "site=süd\ndata=digits data-dir=/d\n"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("what", READ)

@@ -7,30 +7,21 @@ from __future__ import annotations
 import ast
 import os
 import re
-import signal
 import sys
 import tempfile
-from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-import fedsurrogate as public
-from fedsurrogate.server_app.report import build
-from tests import conftest, grid, quick
-from tests.attacks import hospitals
+from tests import conftest
 from tests.children import ran
 from tests.documents import ROOT
-from tests.grid import run_federation
 from tests.samples import VARIABLE, sample
 
 FILES = sorted((ROOT / "tests").rglob("*.py"))
 # These may name the folder of sample data: the one that finds it, and benchmarks' own tests, which
 # hide it.
 MAY = {
-    "tests/benchmarks/test_sample_features.py",
     "tests/samples.py",
     "tests/benchmarks/test_scripts.py",
     "tests/test_suite.py",
@@ -62,24 +53,6 @@ def test_no_test_looks_for_sample_data_except_by_the_fixture() -> None:
         if re.search(f"shared|{VARIABLE}", text := path.read_text())
     }
     assert {path for path, pieces in found.items() if pieces} <= MAY
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        'ROOT.parent / "shared" / "x"',
-        'open("../shared/x")',
-        f'os.environ["{VARIABLE}"]',
-        'Path(f"{x}/../shared")',
-    ],
-)
-def test_a_look_at_sample_data_is_found(source: str) -> None:
-    assert outside(ast.parse(source))
-
-
-@pytest.mark.parametrize("source", ["shared = 1", '{"shared": 1}', 'chosen != "shared"'])
-def test_the_word_alone_is_no_look_at_sample_data(source: str) -> None:
-    assert not outside(ast.parse(source))
 
 
 def test_the_fixture_marks_its_tests_and_without_the_folder_they_are_skipped(
@@ -120,27 +93,6 @@ def test_the_quick_part_has_no_test_of_samples_even_where_the_folder_is_there(
     assert len(quick) > 10
     assert name not in quick
     assert collected(file, "-m", "samples", **{VARIABLE: str(tmp_path)}) == {name}
-
-
-def test_a_shell_that_ignores_signals_does_not_reach_the_tests_and_their_children() -> None:
-    before = {
-        number: signal.getsignal(number)
-        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT)
-    }
-    assert signal.SIG_IGN not in before.values(), "as this suite was started"
-    try:
-        for number in before:
-            signal.signal(number, signal.SIG_IGN)
-        conftest._heed_signals()
-        code = (
-            "import signal; print(*(signal.getsignal(each) is signal.SIG_IGN for each in "
-            f"{[int(n) for n in before]}))"
-        )
-        done = ran([sys.executable, "-c", code], check=True)
-        assert "True" not in done.stdout
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def test_tests_have_a_home_of_their_own() -> None:
@@ -203,77 +155,3 @@ def test_a_test_that_hangs_is_ended(tmp_path: Path) -> None:
     done = ran([*command, str(tmp_path)], cwd=tmp_path, timeout=60)
     assert done.returncode == 1
     assert "Timeout" in done.stdout
-
-
-class Case(Item):
-    """A collected case of a test, as far as the quick part needs it."""
-
-    def __init__(self, nodeid: str, *marks: pytest.MarkDecorator) -> None:
-        super().__init__(conftest.TESTS / "test_x.py")
-        self.nodeid = nodeid
-        for mark in marks:
-            self.add_marker(mark)
-
-
-def test_the_quick_part_has_a_method_of_each_family_and_some_of_many_cases_and_runs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(quick, "runs", lambda item: "runs" in item.nodeid)
-    cases = [
-        *(Case(f"test_runs[{number}]") for number in range(9)),
-        *(Case(f"test_runs_twice[{number}]") for number in range(2)),
-        *(Case(f"test_cheap[{number}]") for number in range(9)),
-        *(Case(f"test_many[{number}]") for number in range(30)),
-        *(Case(f"test_very_many[{number}]") for number in range(60)),
-        Case("test_runs_once"),
-        *(Case(f"test_file.py::test_runs_{number}") for number in range(7)),
-        *(Case(f"test_file.py::test_cheap_{number}") for number in range(7)),
-        Case("test_methods[gan]", pytest.mark.slow, pytest.mark.family("odd", "gan")),
-        *(
-            Case(f"test_methods[{way}-{name}]", pytest.mark.family("odd" if name else "even", name))
-            for name in ("", "one", "three")
-            for way in "ab"
-        ),
-    ]
-    left = quick.left_out(cases)  # type: ignore[arg-type]
-    assert left == quick.left_out(cases)  # type: ignore[arg-type]
-    ran = [each.nodeid for each in cases if each.nodeid not in left]
-    assert Counter(name.partition("[")[0].rstrip("_0123456789") for name in ran) == {
-        "test_file.py::test_runs": 2,
-        "test_file.py::test_cheap": 7,
-        "test_runs": 2,
-        "test_runs_twice": 2,
-        "test_cheap": 4,
-        "test_many": 4,
-        "test_very_many": 6,
-        "test_runs_once": 1,
-        # Both ways of two methods, and the slow one, which `-m` leaves out.
-        "test_methods": 5,
-    }
-
-
-def test_the_quick_part_sees_which_tests_run_federations() -> None:
-    """Also through a partial function, and inside a lambda."""
-    from tests.attacks.sites import test_names
-
-    assert quick.RUNS & quick._reached(
-        test_names.test_a_node_that_is_not_registered_is_asked_nothing
-    )
-    assert quick.RUNS & quick._reached(lambda: run_federation(Path(), []))
-    assert not quick.RUNS & quick._reached(collected)
-    for name in quick.RUNS:
-        assert any(hasattr(module, name) for module in (grid, hospitals, build, public))
-
-
-def test_the_quick_part_tries_a_tenth_of_the_examples() -> None:
-    tried: list[int] = []
-
-    @settings(max_examples=40)
-    @given(st.integers())
-    def test(number: int) -> None:
-        tried.append(number)
-
-    quick.try_fewer(test)
-    test()
-    assert len(tried) == 4
-    assert [quick.examples(count) for count in (3, 8, 64)] == [3, 4, 6]

@@ -27,10 +27,7 @@ OLD = {
         r"pooled[\s_-]+heads?\b|accuracy\.oracle|`oracle`|(compared with|against) oracle",
         "centralized head",
     ),
-    "largest class alone": (
-        r"largest class (alone|\|)|giving the largest class",
-        "majority baseline",
-    ),
+    "largest class alone": (r"largest class (alone|\|)|giving the largest class", "majority baseline"),
     "target": (r"\btarget\s*=\s*\\?[\"']?(class|labels|number|time)\b", "task"),
     "measure": (r"\b([Aa]|[Ee]ach|[Ee]very) measure\b(?! of privacy)|^Measures of", "metric"),
     "beyond chance": (r"beyond chance", "significant"),
@@ -45,14 +42,11 @@ OLD = {
     "witness": (r"\bwitness(es)?\b|WITNESS", "check log"),
     "relay": (r"\brelay(s|ed)?\b", "chain message"),
     "relearn": (r"\brelearn(s|ed|ing)?\b", "refit"),
-    "papers": (
-        r"\bpapers/|sites (certs|key|kit|register|unregister|list) papers\b",
-        "certificates",
-    ),
+    "papers": (r"\bpapers/|sites (certs|key|kit|register|unregister|list) papers\b", "certificates"),
     "carried": (r"carried as files", "offline exchange"),
     "strangeness": (r"strangeness", "out-of-distribution score"),
     "nobody": (r"records? of nobody", "a record without a patient ID"),
-}
+}  # fmt: skip
 PATTERNS = {word: re.compile(pattern, re.MULTILINE) for word, (pattern, _) in OLD.items()}
 
 
@@ -110,30 +104,6 @@ def test_there_is_something_to_read() -> None:
     assert len(PAGES) > 40
     assert len(REPORTS) >= 8
     assert len(TEXTS) > 300
-
-
-@pytest.mark.parametrize(
-    ("word", "sentence"),
-    [
-        ("secure sum", "The coordinator sees a secure\nsum."),
-        ("joint noise", "with one joint noise"),
-        ("pooled head", "the pooled head is above"),
-        ("largest class alone", "largest class alone 10.3 %"),
-        ("target", 'Set `target = "labels"`.'),
-        ("measure", "Every measure has an interval."),
-        ("remark", "A remark says so."),
-        ("odd", "Odd in the data: a class"),
-        ("witness", "the ledger and its witness"),
-        ("papers", "coordinator sites certs papers"),
-    ],
-)
-def test_a_planted_old_word_is_found_and_counted(word: str, sentence: str) -> None:
-    assert found(f"{sentence} {sentence}") == {word: 2}
-
-
-def test_words_of_another_meaning_are_left_alone() -> None:
-    plain = "an odd number; a power of two; harm measures what a site costs; three papers; the sum"
-    assert found(plain) == {}
 
 
 @pytest.mark.parametrize("old", SETTINGS)

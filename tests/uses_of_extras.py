@@ -65,48 +65,16 @@ def _table(folder: Path) -> object:
 # The package, what the error names as its user, and the use.
 USES: list[tuple[str, str, Callable[[Path], object]]] = [
     ("ray", "--engine flower", lambda _: flower_engine(True, 2, 0)),
-    (
-        "torchvision",
-        "backbone = 'torchvision:resnet18'",
-        lambda at: _simulate(at, backbone="torchvision:resnet18"),
-    ),
-    (
-        "torchvision",
-        "backbone = 'torchvision:resnet18'",
-        lambda _: load_backbone("torchvision:resnet18"),
-    ),
-    (
-        "open_clip",
-        "backbone = 'open_clip:RN50/openai'",
-        lambda at: _simulate(at, backbone="open_clip:RN50/openai"),
-    ),
-    (
-        "open_clip",
-        "backbone = 'open_clip:RN50/openai'",
-        lambda _: load_backbone("open_clip:RN50/openai"),
-    ),
+    ("torchvision", "backbone = 'torchvision:resnet18'", lambda at: _simulate(at, backbone="torchvision:resnet18")),
+    ("torchvision", "backbone = 'torchvision:resnet18'", lambda _: load_backbone("torchvision:resnet18")),
+    ("open_clip", "backbone = 'open_clip:RN50/openai'", lambda at: _simulate(at, backbone="open_clip:RN50/openai")),
+    ("open_clip", "backbone = 'open_clip:RN50/openai'", lambda _: load_backbone("open_clip:RN50/openai")),
     ("timm", "backbone = 'timm:resnet18'", lambda at: _simulate(at, backbone="timm:resnet18")),
     ("timm", "backbone = 'timm:resnet18'", lambda _: load_backbone("timm:resnet18")),
-    (
-        "huggingface_hub",
-        "backbone = 'timm:hf-hub:lab/vit'",
-        lambda _: load_backbone("timm:hf-hub:lab/vit"),
-    ),
-    (
-        "huggingface_hub",
-        "backbone = 'torchvision:resnet18'",
-        lambda _: stored_files("torchvision:resnet18"),
-    ),
-    (
-        "opacus",
-        "method = 'dp-fedavg'",
-        lambda at: _simulate(at, method="dp-fedavg", **CONVNET, **PRIVATE),
-    ),
-    (
-        "opacus",
-        "method = 'dp-fedprox'",
-        lambda at: _simulate(at, method="dp-fedprox", **CONVNET, **PRIVATE),
-    ),
+    ("huggingface_hub", "backbone = 'timm:hf-hub:lab/vit'", lambda _: load_backbone("timm:hf-hub:lab/vit")),
+    ("huggingface_hub", "backbone = 'torchvision:resnet18'", lambda _: stored_files("torchvision:resnet18")),
+    ("opacus", "method = 'dp-fedavg'", lambda at: _simulate(at, method="dp-fedavg", **CONVNET, **PRIVATE)),
+    ("opacus", "method = 'dp-fedprox'", lambda at: _simulate(at, method="dp-fedprox", **CONVNET, **PRIVATE)),
     (
         "opacus",
         "DP-SGD",
@@ -116,19 +84,11 @@ USES: list[tuple[str, str, Callable[[Path], object]]] = [
     ),
     ("ot", "method = 'dpcvae'", lambda at: _simulate(at, method="dpcvae")),
     ("ot", "method = 'dpcgan'", lambda at: _simulate(at, method="dpcgan", **PRIVATE)),
-    (
-        "ot",
-        "the distance between records and synthetic records",
-        lambda _: fidelity(torch.eye(4), torch.eye(4), 0),
-    ),
+    ("ot", "the distance between records and synthetic records", lambda _: fidelity(torch.eye(4), torch.eye(4), 0)),
     ("pyarrow", "data = 'parquet'", lambda at: _simulate(at, data="parquet", data_dir=str(at))),
     ("pyarrow", "the table '", _table),
     ("h5py", "data = 'slides'", lambda at: _simulate(at, data="slides", data_dir=str(at))),
-    (
-        "dicomweb_client",
-        "site fetch",
-        lambda _: client_of("http://pacs/web", settings_of({}, None)),
-    ),
+    ("dicomweb_client", "site fetch", lambda _: client_of("http://pacs/web", settings_of({}, None))),
     ("pydicom", "data = 'dicom'", lambda at: _simulate(at, data="dicom", data_dir=str(at))),
     ("matplotlib", "the plot of a sweep", lambda _: draw_sweep(())),
     ("pandas", "a data frame", lambda _: data_frame([])),
@@ -145,7 +105,7 @@ USES: list[tuple[str, str, Callable[[Path], object]]] = [
         "the calibration of labels",
         lambda _: label_metrics(np.array([[1.0], [0.0]]), CHANCES, CHANCES, {}),
     ),
-]
+]  # fmt: skip
 
 
 @contextmanager

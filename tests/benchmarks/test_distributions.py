@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from hypothesis import strategies as st
 
 from benchmarks import distributions
 from benchmarks._distribution_checks import Recorded, recorded, samplers
-from benchmarks._distribution_tests import Outcome, failed, of_counts, of_noise, of_uniform_words
+from benchmarks._distribution_tests import Outcome, failed, of_noise
 from fedsurrogate.common.privacy import gaussian_mechanism
 from fedsurrogate.common.privacy.exact_sums import IntegerSum
 from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum, discrete_gaussian
@@ -82,30 +81,6 @@ def test_a_fault_of_three_percent_in_a_release_is_found_and_named(
     assert (shown in wrong) if shown else not wrong
 
 
-def test_a_wrong_probability_of_one_outcome_is_found() -> None:
-    counts = np.random.default_rng(0).multinomial(256_000, np.full(256, 1 / 256)).astype(float)
-    assert not failed([of_counts("bytes", "all", counts, np.full(256, 1000))], distributions.CHANCE)
-    counts[7] *= 1.4
-    (test,) = failed([of_counts("bytes", "all", counts, np.full(256, 1000))], distributions.CHANCE)
-    assert test.name == "bytes"
-    with pytest.raises(ValueError, match="too few"):
-        of_counts("bytes", "all", [1, 0], [0.5, 0.5])
-
-
-@pytest.mark.parametrize("fault", ["top bits of zero", "odd only", "each like the one before", ""])
-def test_words_that_are_not_uniform_are_found(fault: str) -> None:
-    words = np.random.default_rng(1).integers(0, 2**32, 20_000).astype(np.uint64)
-    if fault == "top bits of zero":
-        words >>= np.uint64(1)
-    elif fault == "odd only":
-        words |= np.uint64(1)
-    elif fault:
-        words[1::2] = words[::2]
-    assert bool(failed(list(of_uniform_words("words", words, 32)), distributions.CHANCE)) == bool(
-        fault
-    )
-
-
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=30), st.floats(1e-4, 0.2))
 def test_the_correction_rejects_what_each_number_of_true_claims_allows(
     probabilities: list[float], chance: float
@@ -126,22 +101,3 @@ def test_all_samplers_hold() -> None:
     assert len({each.name for each in tests}) > 20
     # Some of them draw from the operating system, also in tests.
     assert not failed(tests, 1e-7)
-
-
-@pytest.mark.parametrize("wrong", [False, True])
-def test_the_script_fails_for_a_contradicted_claim_only(
-    wrong: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    kept: list[Any] = []
-    tests = [
-        Outcome("noise", "bias", 100, 1e-9 if wrong else 0.5),
-        Outcome("mask", "bytes", 100, 0.1),
-    ]
-    monkeypatch.setattr(distributions, "samplers", lambda draws: tests)
-    monkeypatch.setattr(distributions, "releases", lambda runs: [])
-    monkeypatch.setattr(distributions, "report", lambda *given, **facts: kept.append(given[3]))
-    monkeypatch.setattr("sys.argv", ["distributions.py"])
-    monkeypatch.setattr("logging.disable", lambda level: None)
-    assert distributions.main() == int(wrong)
-    assert [row[-1] for row in kept[0]] == [not wrong, True]
-    assert ("CONTRADICTED: noise, bias" in capsys.readouterr().out) == wrong

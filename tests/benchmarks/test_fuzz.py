@@ -5,22 +5,16 @@ ones of each keep the rules. `make fuzz` tries millions.
 from __future__ import annotations
 
 import ast
-import json
-import os
-import signal
 import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from random import Random
 from types import FrameType
-from typing import Any
 
 import pytest
 
 from benchmarks import fuzz
 from benchmarks._fuzz_limits import ACCEPTED, REFUSED, in_child, limited
-from benchmarks._fuzz_mutations import _change_value
 from benchmarks._fuzz_own import OWN
 from benchmarks._fuzz_parser import Parser
 from benchmarks._fuzz_parsers import parsers
@@ -134,24 +128,6 @@ def test_every_function_that_parses_is_fuzzed_or_reads_nobody_elses_bytes(
     assert not (both := listed & ran), f"{sorted(both)} are fuzzed, so no reason is needed"
 
 
-def test_a_new_parser_is_noticed_wherever_it_stands() -> None:
-    source = """
-class A:
-    def reads(self, content):
-        return [json.loads(line) for line in content]
-    def calls(self):
-        def inside(x):
-            return x.FromString(b"")
-        return inside
-def hidden(f):
-    with safetensors.safe_open(f, "pt") as content:
-        return content
-def not_one(x):
-    return json.dumps(x)
-"""
-    assert readers(source) == {"A.reads", "A.calls", "hidden"}
-
-
 def test_changed_messages_are_refused_in_one_way_and_in_little_memory(
     registry: list[Parser],
 ) -> None:
@@ -190,30 +166,6 @@ def test_text_of_many_brackets_is_refused_like_any_other_damage(registry: list[P
     assert len(ends) == len(cases)
 
 
-class Longest(Random):
-    """Makes lists as long as it may."""
-
-    def randrange(self, *_: int) -> int:
-        return 1
-
-    def choice(self, each: Any) -> Any:
-        return max(each)
-
-
-def test_changes_of_a_text_within_each_other_stay_small_enough_to_read() -> None:
-    tree = [[[["d"]]]]
-    for place in (tree[0][0], tree[0], tree):
-        _change_value(Longest(), place, 0, tree)
-    assert 2**16 < len(json.dumps(tree)) < 300 * 2**14
-
-
-def test_a_case_is_the_same_at_every_call(registry: list[Parser]) -> None:
-    for parser in registry:
-        if "sealed" not in parser.name:
-            assert parser.case(3, 5) == parser.case(3, 5)
-    assert len({registry[0].case(0, number) for number in range(30)}) > 20
-
-
 @pytest.mark.parametrize(
     ("fault", "found"),
     [
@@ -234,13 +186,3 @@ def test_a_planted_fault_is_found(registry: list[Parser], fault: object, found: 
     fuzz.run_batch(parser, 0, 0, 3, findings)
     assert [found in what for _, what in findings.first] == [True]
     assert "planted, case 0" in findings.table()
-
-
-def test_a_crash_is_found_and_the_cases_after_it_are_tried() -> None:
-    def parse(content: bytes) -> None:
-        if content == b"1":
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    cases = [lambda c=c: limited(parse, (), c) for c in (b"0", b"1", b"2")]  # type: ignore[misc]
-    assert in_child(cases) == [ACCEPTED, "the process was ended by SIGTERM"]
-    assert in_child(cases[2:]) == [ACCEPTED]

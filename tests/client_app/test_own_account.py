@@ -24,16 +24,8 @@ from fedsurrogate.common.wire.records import to_record
 from fedsurrogate.server_app.deployment.submit import APP_FOLDER
 
 NASTY = [
-    "--node-config",
-    "data-dir='/x y/ä'",
-    "",
-    "--",
-    "a\nb",
-    "\udcff",
-    "$(x)",
-    '"',
-    "--runtime=1",
-]
+    "--node-config", "data-dir='/x y/ä'", "", "--", "a\nb", "\udcff", "$(x)", '"', "--runtime=1",
+]  # fmt: skip
 SHOWS = """
 import json, pathlib, sys
 from fedsurrogate.client_app.processes.own_account import take_arguments

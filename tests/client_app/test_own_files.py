@@ -264,20 +264,14 @@ def test_no_command_of_generators_leaves_a_file_that_other_accounts_can_read(
 @pytest.mark.parametrize(
     ("words", "starts"),
     [
-        (
-            ("app", "--runtime", "unix:/x"),
-            "fedsurrogate.client_app.processes.app_process.serve",
-        ),
-        (
-            ("node", "--runtime", "unix:/x"),
-            "fedsurrogate.client_app.processes.supervisor.serve_node",
-        ),
+        (("app", "--runtime", "unix:/x"), "fedsurrogate.client_app.processes.app_process.serve"),
+        (("node", "--runtime", "unix:/x"), "fedsurrogate.client_app.processes.supervisor.serve_node"),
         (
             ("join", "--superlink", "127.0.0.1:1", "--insecure"),
             "fedsurrogate.client_app.processes.supervisor.Supervisor.run",
         ),
     ],
-)
+)  # fmt: skip
 def test_programs_that_serve_start_everything_for_this_account_only(
     home: Path, words: tuple[str, ...], starts: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,8 +5,6 @@ leaves; and its log. Steps of other modules are only noted.
 from __future__ import annotations
 
 import base64
-import json
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from itertools import product
@@ -34,7 +32,6 @@ from fedsurrogate.common.errors import (
     DataError,
     DisputeError,
     PolicyError,
-    StorageError,
     SurrogateError,
 )
 from fedsurrogate.common.run import Run, parse_run
@@ -225,17 +222,6 @@ def test_a_dispute_is_answered_by_its_places_alone(
         close_logs()
 
 
-def test_a_reply_without_payload_has_no_size(tmp_path: Path) -> None:
-    node = NodeConfig(site=SITE, state_dir=str(tmp_path))
-    try:
-        reply = answer("name", to_record(None, {}), {}, FLOWER, node, SITE)
-    finally:
-        close_logs()
-    payload, info = from_record(reply, 0)
-    assert payload is None
-    assert info == {"status": "ok", "site": SITE, "version": own_version()}
-
-
 @pytest.mark.parametrize("settings", [{}, SUMMED, PRIVATE])
 @pytest.mark.parametrize("simulated", [False, True])
 @pytest.mark.parametrize("explained", [False, True])
@@ -337,16 +323,6 @@ def identify(
         assert calls.of("sum_keys") == (asked, own.policy)
     public = {"fingerprint": "print", "dimension": 5, "simulated": simulated}
     assert reported == public | facts | key
-
-
-def test_a_site_without_a_frame_to_make_says_so_in_its_first_round(
-    calls: Calls, tmp_path: Path
-) -> None:
-    run, found = parse_run({"method": "fedavg", "classes": "x,y"}), features(False)
-    calls.instead("load_site", found)
-    _, reported = WORK["identification"](request(tmp_path, run, run_=run.digest), gate(calls))
-    assert set(reported) == {"fingerprint", "dimension", "simulated"}
-    assert "let_out" not in calls.names()
 
 
 @pytest.mark.parametrize(
@@ -509,54 +485,3 @@ def test_a_comparison_at_a_hospital_is_refused_whatever_came_with_it(tmp_path: P
     asked = request(tmp_path, parse_run({}), "imagefolder", payload=b"model")
     with pytest.raises(DataError, match="needs the data of all sites"):
         WORK["comparison"](asked, Gate(Policy(), Ledger(tmp_path, "data")))
-
-
-def test_the_log_is_opened_once_for_each_state_folder_and_says_when_and_how_bad(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log, nodes = (
-        requests.log,
-        [NodeConfig(state_dir=str(tmp_path / name / "state")) for name in ("a", "b")],
-    )
-    other, before = logging.FileHandler(tmp_path / "a" / "x", delay=True), list(log.handlers)
-    other.baseFilename = str(tmp_path / "a" / "state" / "site.log")
-    log.addHandler(other)
-    try:
-        for node in (*nodes, *nodes):
-            requests._open_log(node)
-        opened: Any = [each for each in log.handlers if each not in (*before, other)]
-        assert [Path(each.baseFilename) for each in opened] == [
-            node.state / "site.log" for node in nodes
-        ]
-        assert {(each.maxBytes, each.backupCount) for each in opened} == {(5_000_000, 5)}
-        log.removeHandler(other)
-        # pytest would send what it captures from one process to another, which takes whole characters.
-        monkeypatch.setattr(log, "propagate", False)
-        log.info("a file \udcff of records")
-        for node in nodes:
-            (line,) = (node.state / "site.log").read_text().splitlines()
-            assert line.endswith(" INFO a file \ufffd of records")
-            assert line[:4].isdigit()
-    finally:
-        log.removeHandler(other)
-        close_logs()
-
-
-def test_a_log_that_cannot_be_opened_names_the_setting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for error, words in (
-        (PermissionError(13, "Permission denied"), "Permission denied"),
-        (OSError("odd"), "OSError"),
-    ):
-
-        class Fails(requests.RotatingFileHandler):
-            def __init__(self, *_: Any, error: OSError = error, **__: Any) -> None:
-                raise error
-
-        monkeypatch.setattr(requests, "RotatingFileHandler", Fails)
-        with pytest.raises(StorageError, match=words):
-            requests._open_log(NodeConfig(state_dir=str(tmp_path / words)))
-    assert json.dumps(sorted(each.name for each in tmp_path.iterdir())) == (
-        '["OSError", "Permission denied"]'
-    )

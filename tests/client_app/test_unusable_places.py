@@ -73,11 +73,7 @@ WRITES: dict[str, tuple[Callable[[NodeConfig], object], type[FedSurrogateError],
     ),
     "decisions": (lambda node: decisions(node.state), ConfigError, "decisions.json cannot be read"),
     "room": (check_room, LedgerError, "could not be written"),
-    "ledger": (
-        lambda node: Ledger(node.state, "a" * 16).open(),
-        LedgerError,
-        "cannot be locked",
-    ),
+    "ledger": (lambda node: Ledger(node.state, "a" * 16).open(), LedgerError, "cannot be locked"),
     "key": (lambda node: private_key(node, "north"), SealError, "north.key' cannot be used"),
     "sites of a sum": (
         lambda node: secure_aggregation.why_changed(node, {}, {}),
@@ -91,17 +87,9 @@ WRITES: dict[str, tuple[Callable[[NodeConfig], object], type[FedSurrogateError],
     ),
     "log": (requests._open_log, StorageError, "state-dir"),
     "seed of an audit": (output._seed, PolicyError, "cannot be used"),
-    "reply": (
-        lambda node: replies._put(node.state / "reply", b""),
-        StateError,
-        "reply' cannot be written",
-    ),
-    "request": (
-        lambda node: replies.is_message(node.state / "request"),
-        ConfigError,
-        "request cannot be read",
-    ),
-}
+    "reply": (lambda node: replies._put(node.state / "reply", b""), StateError, "reply' cannot be written"),
+    "request": (lambda node: replies.is_message(node.state / "request"), ConfigError, "request cannot be read"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", WRITES)

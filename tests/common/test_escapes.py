@@ -146,27 +146,3 @@ def test_no_name_of_a_file_is_taken_for_the_escape_of_another(one: str, other: s
     assert (as_utf8(one) == as_utf8(other)) == (one == other)
     if "\\" not in one and one.isascii():
         assert as_utf8(one) == one
-
-
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("", ""), (" a ", "a"), ("\n# a\n", "\\# a"), ("x-ray", "x-ray"), ("-a-", "\\-a\\-"), ("a,b'c", "a,b'c"),
-        ("1. a", "1\\. a"), ("a_b*c", "a\\_b\\*c"), ("a\tb", "a b"), ("\u202ea", "\ufffda"),
-    ],
-)  # fmt: skip
-def test_markdown_escapes_punctuation_and_takes_blanks_off_the_ends(text: str, shown: str) -> None:
-    assert for_markdown(text) == shown
-
-
-@pytest.mark.parametrize(
-    ("row", "line"),
-    [
-        ((1, 2.5, None, True), "1,2.5,,True"), ((1 / 3,), "0.3333333333"), ((12345678901234.0,), "1.23456789e+13"),
-        (("a,b",), '"a,b"'), (('a"b',), '"a""b"'), (('a";b',), '"a"";b"'), (("a\rb",), '"a\rb"'), (("a;=b",), "\"a;'=b\""),
-        (("'a",), "''a"), (("\uff1da",), "'\uff1da"), (("a=b",), "a=b"), ((b"=1",), "b'=1'"),
-    ],
-)  # fmt: skip
-def test_a_row_has_this_line(row: tuple[object, ...], line: str) -> None:
-    assert csv_text([row]) == line + "\n"
-    assert csv_text([row, row], ending="\r\n") == (line + "\r\n") * 2

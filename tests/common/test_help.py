@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -20,11 +19,6 @@ ROWS = descriptions()
 NUMBER = r"[\d.e+-]+"
 
 
-def methods_of(key: str) -> tuple[str, ...]:
-    (row,) = descriptions(key)
-    return row.methods
-
-
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.key)
 def test_every_key_has_a_sentence_a_kind_a_range_and_a_method(row: Description) -> None:
     assert re.fullmatch(r"[A-Z][^\n]{8,220}\.", row.text), (
@@ -35,13 +29,6 @@ def test_every_key_has_a_sentence_a_kind_a_range_and_a_method(row: Description) 
     assert max(map(len, row.range.split())) < 40, "no number of hundreds of digits"
     assert row.methods
     assert set(row.methods) <= METHODS.keys() | KINDS_OF_COUNTS.keys()
-
-
-def test_every_count_has_a_unit() -> None:
-    whole = [
-        row for row in ROWS if isinstance(row.default, int) and not isinstance(row.default, bool)
-    ]
-    assert {row.key for row in whole if not row.unit} == {"seed", "noise-seed"}
 
 
 @pytest.mark.parametrize(
@@ -79,17 +66,6 @@ def test_a_refused_choice_names_the_described_ones(row: Description) -> None:
         assert f"'{choice}'" in str(caught.value)
 
 
-def test_settings_of_a_method_come_from_the_registry() -> None:
-    private = tuple(name for name, spec in METHODS.items() if spec.private)
-    assert methods_of("epsilon") == methods_of("delta") == private
-    assert methods_of("fedlap.rule") == ("fedlap",)
-    assert methods_of("fedpft.order") == ("fedpft", "kd")
-    assert methods_of("fedpft.seal") == ("fedpft",)
-    assert methods_of("fedavg.clip") == ("dp-fedavg", "dp-fedprox")
-    assert methods_of("fedavg.mu") == ("fedprox", "dp-fedprox")
-    assert methods_of("seed") == tuple(METHODS)
-
-
 @pytest.mark.parametrize("spec", METHODS.values(), ids=METHODS)
 def test_the_settings_of_a_method_include_all_sections_that_decide_what_a_site_sends(
     spec: object,
@@ -109,13 +85,6 @@ def _has_keys(section: str, method: str) -> bool:
     return any(row.section == section and method in row.methods for row in ROWS)
 
 
-def test_a_section_shows_its_keys() -> None:
-    assert [row.key for row in descriptions("head")] == [
-        row.key for row in ROWS if row.key.startswith("head.")
-    ]
-    assert descriptions("fedlap", "fedpft") == ()
-
-
 @pytest.mark.parametrize(
     ("wrong", "meant"),
     [
@@ -128,34 +97,6 @@ def test_a_section_shows_its_keys() -> None:
 def test_an_unknown_key_is_refused_with_the_names_close_to_it(wrong: str, meant: str) -> None:
     with pytest.raises(ConfigError, match=rf"unknown key '{wrong}'; did you mean .*'{meant}'"):
         descriptions(wrong)
-
-
-def test_an_unknown_method_is_refused_as_everywhere() -> None:
-    with pytest.raises(ConfigError, match=r"method = 'fedxyz'.*'fedpft'.*'knn-per'"):
-        descriptions(method="fedxyz")
-
-
-def test_a_description_can_be_written_as_json() -> None:
-    assert all(type(row.default) in (str, int, float, bool) for row in ROWS)
-    assert set(asdict(ROWS[0])) == {"key", "text", "kind", "default", "range", "unit", "methods"}
-
-
-@pytest.mark.parametrize("name", [name for name in METHODS if not METHODS[name].needs_budget])
-def test_a_number_is_named_where_the_method_does_not_use_it_and_only_there(name: str) -> None:
-    run = parse_run({"method": name})
-    for row in ROWS:
-        if not row.section or row.kind not in ("number", "whole number", "true or false"):
-            continue
-        key = row.key.partition(".")[2].replace("-", "_")
-        section = getattr(run.settings, row.section)
-        section = section.model_copy(update={key: type(row.default)(not row.default)})
-        changed = replace(run, settings=run.settings.model_copy(update={row.section: section}))
-        named = [
-            line
-            for line in without_effect(changed.method, changed.settings.flat())
-            if line.startswith(f"{row.key} = ")
-        ]
-        assert bool(named) == (name not in row.methods), (row.key, named)
 
 
 def test_a_setting_of_another_method_is_named_before_the_start(tmp_path: Path) -> None:

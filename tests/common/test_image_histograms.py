@@ -12,12 +12,9 @@ from hypothesis import strategies as st
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.image_histograms import (
     HISTOGRAMS,
-    MAKERS,
     UNKNOWN,
     Histogram,
     histograms_of,
-    maker_among,
-    read_bins,
 )
 from fedsurrogate.common.run import parse_run
 
@@ -104,24 +101,6 @@ def test_only_a_survey_that_shows_each_site_counts_images(more: dict[str, Any]) 
 def test_an_unknown_or_repeated_histogram_is_refused(images: str) -> None:
     with pytest.raises(ConfigError, match=r"no histogram 'colour'|a name stands twice"):
         parse_run(SURVEY | {"counting.images": images})
-
-
-def test_makers_are_those_of_the_public_list() -> None:
-    stated = {
-        "SIEMENS": "Siemens",
-        "Siemens Healthineers": "Siemens",
-        "GE MEDICAL SYSTEMS": "GE",
-        "GENDEX": "other",
-        "TOSHIBA_MEC": "Toshiba",
-        "FUJI PHOTO FILM Co., ltd.": "Fuji",
-        "Shanghai United Imaging Healthcare": "United Imaging",
-        "": "other",
-        "Dr. Who's own scanner": "other",
-    }
-    assert {text: maker_among(text, MAKERS) for text in stated} == stated
-    own = read_bins("maker: Acme, Who")["maker"]
-    assert own.cells == ("Acme", "Who", "other", "unknown")
-    assert maker_among("acme imaging", own.names) == "Acme"
 
 
 def test_the_budget_is_one_and_its_split_keeps_all_noise_least() -> None:

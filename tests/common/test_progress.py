@@ -1,24 +1,17 @@
 """What a person sees of a command: its first line, lines with what is left, and errors."""
 
-import os
-import pty
-import re
-import subprocess
 import sys
 import threading
-import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsurrogate.common import command_line, logs
-from fedsurrogate.common.command_line import announced, new_app, run_command, stderr_console
+from fedsurrogate.common import logs
+from fedsurrogate.common.command_line import new_app, run_command, stderr_console
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.logs import counted
-from tests.documents import ROOT
 
 
 @given(
@@ -66,55 +59,6 @@ def test_a_line_every_ten_seconds_has_the_rate_and_the_time_that_is_left(
                     )
         assert lines == expected
         assert seen == (expected if of_a_command else [])
-
-
-def test_a_silent_command_says_what_it_does_and_one_that_prints_says_nothing_more(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(command_line, "SILENT_SECONDS", 0.05)
-    with announced("refit: learn a new head"):
-        time.sleep(0.3)
-    assert capsys.readouterr().err == "refit: learn a new head ...\n"
-    with announced("refit: learn a new head"):
-        stderr_console().print("found")
-        time.sleep(0.3)
-    assert capsys.readouterr().err == "found\n"
-    with announced("refit: learn a new head"):
-        pass
-    time.sleep(0.2)
-    assert capsys.readouterr().err == ""
-
-
-def test_a_terminal_shows_a_bar_with_what_is_counted_and_what_is_left(tmp_path: Path) -> None:
-    """In a process with a terminal of its own, within a line that turns, as in a simulation."""
-    code = (
-        "import time\n"
-        "from fedsurrogate.common.command_line import stderr_console\n"
-        "from fedsurrogate.common.logs import counted\n"
-        "with stderr_console().status('sites work'), counted('north', 8, 0, 'images') as advance:\n"
-        "    for _ in range(8):\n"
-        "        time.sleep(0.2)\n"
-        "        advance(1)\n"
-    )
-    ours, theirs = pty.openpty()
-    variables = os.environ | {"PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "100"}
-    with subprocess.Popen(
-        [sys.executable, "-c", code], cwd=tmp_path, env=variables, stderr=theirs
-    ) as process:
-        os.close(theirs)
-        shown = b""
-        while True:
-            try:
-                shown += (part := os.read(ours, 65536))
-            except OSError:
-                break
-            if not part:
-                break
-    os.close(ours)
-    assert process.returncode == 0
-    plain = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", shown.decode())
-    assert re.search(r"north.*[1-7] of 8 images, \d+ images/s, \d+:\d\d left", plain), plain
-    assert "sites work" in plain
 
 
 def test_an_expected_error_is_one_line_on_stderr_as_it_is_written_and_exit_code_1(

@@ -145,24 +145,16 @@ def test_a_name_that_does_not_print_or_is_no_name_is_refused(name: str) -> None:
         lambda: RecordDict({PAYLOAD: MetricRecord({"a": 1.0})}),
         lambda: RecordDict({INFO: MetricRecord({"a": 1.0})}),
         lambda: RecordDict({"more": ConfigRecord({"a": 1})}),
-        lambda: RecordDict(
-            {PAYLOAD: ArrayRecord({"other": Array("uint8", (1,), STORED_AS, b"x")})}
-        ),
-        lambda: RecordDict(
-            {PAYLOAD: ArrayRecord({PAYLOAD: Array("uint8", (2,), STORED_AS, b"x")})}
-        ),
-        lambda: RecordDict(
-            {PAYLOAD: ArrayRecord({PAYLOAD: Array("float32", (1,), STORED_AS, b"x")})}
-        ),
-        lambda: RecordDict(
-            {PAYLOAD: ArrayRecord({PAYLOAD: Array("uint8", (1,), "numpy.ndarray", b"x")})}
-        ),
+        lambda: RecordDict({PAYLOAD: ArrayRecord({"other": Array("uint8", (1,), STORED_AS, b"x")})}),
+        lambda: RecordDict({PAYLOAD: ArrayRecord({PAYLOAD: Array("uint8", (2,), STORED_AS, b"x")})}),
+        lambda: RecordDict({PAYLOAD: ArrayRecord({PAYLOAD: Array("float32", (1,), STORED_AS, b"x")})}),
+        lambda: RecordDict({PAYLOAD: ArrayRecord({PAYLOAD: Array("uint8", (1,), "numpy.ndarray", b"x")})}),
         lambda: RecordDict({INFO: ConfigRecord({str(i): 1 for i in range(300)})}),
         lambda: RecordDict({INFO: ConfigRecord({"a": "x" * 2**22})}),
         lambda: RecordDict({INFO: ConfigRecord({"a": [""] * 2**20, "b": [1] * 2**20})}),
         lambda: RecordDict({INFO: ConfigRecord({"a": b""})}),
     ],
-)
+)  # fmt: skip
 def test_a_record_of_another_form_is_refused(make: Callable[[], RecordDict]) -> None:
     record = make()
     with pytest.raises(SurrogateError):

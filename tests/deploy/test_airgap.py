@@ -78,28 +78,6 @@ def test_an_archive_installs_with_the_network_cut(received: Path, tmp_path: Path
     assert "exists" in again.stderr
 
 
-def test_a_file_that_is_no_key_is_named(received: Path) -> None:
-    (received.parent / "release.pub").write_text("certainly not")
-    done = install(received, "--check", cut=False)
-    assert done.returncode == 1
-    assert "is no public key" in done.stderr
-
-
-@pytest.mark.slow
-def test_an_environment_that_could_not_be_made_is_made_the_next_time(
-    received: Path, tmp_path: Path
-) -> None:
-    half = tmp_path / "half-python"
-    half.write_text(
-        f'#!/bin/sh\nif [ "$1 $2" = "-m venv" ]; then mkdir "$3"; exit 1; fi\nexec {sys.executable} "$@"\n'
-    )
-    half.chmod(0o755)
-    env = tmp_path / "env"
-    assert "python3-venv" in install(received, "--into", str(env), cut=False, python=half).stderr
-    assert not env.exists()
-    assert install(received, "--into", str(env), cut=False).returncode == 0
-
-
 def test_wheels_of_another_python_are_named_before_an_environment_is_made(
     packed: Path, tmp_path: Path
 ) -> None:
@@ -245,14 +223,6 @@ def test_an_installed_archive_names_the_command_that_packs_what_is_missing(
     assert words == ["make", "airgap", "EXTRAS=image backbones simulation"]
     typed = ran(["make", "-n", "-o", "setup", *words[1:]], cwd=ROOT, check=True)
     assert "--extras image backbones simulation" in typed.stdout
-
-
-def test_the_size_on_disk_is_that_of_the_unpacked_wheels(received: Path, tmp_path: Path) -> None:
-    head = (received / "requirements.txt").read_text().splitlines()[0]
-    assert head == "# on disk: 0.0 GB"
-    with zipfile.ZipFile(tmp_path / "large.whl", "w", zipfile.ZIP_DEFLATED) as content:
-        content.writestr("zeros", bytes(3_000_000))
-    assert airgap.unpacked_size([tmp_path / "large.whl"] * 2) == 6_000_000
 
 
 @pytest.mark.parametrize("script", ["install.sh", "demo.sh", "cluster/site.sbatch"])

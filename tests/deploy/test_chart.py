@@ -35,16 +35,10 @@ SITE: dict[str, Any] = {
 }
 ROLES = {
     "coordinator": COORDINATOR,
-    "coordinator with metrics": {
-        **COORDINATOR,
-        "coordinator": {"sites": ["north"], "metrics": {"enabled": True}},
-    },
+    "coordinator with metrics": {**COORDINATOR, "coordinator": {"sites": ["north"], "metrics": {"enabled": True}}},
     "site": SITE,
-    "smallest site": {
-        "role": "site",
-        "site": {"name": "north", "coordinator": "fl.example.org:9092"},
-    },
-}
+    "smallest site": {"role": "site", "site": {"name": "north", "coordinator": "fl.example.org:9092"}},
+}  # fmt: skip
 
 
 @pytest.fixture(params=ROLES, ids=str)

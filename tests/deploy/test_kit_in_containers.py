@@ -141,13 +141,8 @@ def test_apps_reach_nothing_and_a_hospital_only_the_fleet_port(
         Thread(target=lambda: [listener.accept() for _ in range(9)], daemon=True).start()
         service = f"{host}:{listener.getsockname()[1]}"
         targets = [
-            service,
-            fleet,
-            "superlink:9092",
-            "superlink:9091",
-            "node:9094",
-            "127.0.0.1:9093",
-        ]
+            service, fleet, "superlink:9092", "superlink:9091", "node:9094", "127.0.0.1:9093",
+        ]  # fmt: skip
         for machine in (coordinator, hospital):
             assert (
                 machine.inside("app", "python", "-c", "print(*open('/proc/net/dev'))").count(":")

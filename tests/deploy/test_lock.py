@@ -4,17 +4,13 @@ the setup keep to it.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import tomllib
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -157,78 +153,10 @@ def copy_scripts(root: Path) -> None:
         shutil.copy(DEPLOY / name, root / "deploy")
 
 
-def differences(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, extra: str = "dev"
-) -> list[str]:
-    """What the check of the environment of these tests finds, with this lock in place of the
-    project's.
-    """
-    copy_scripts(tmp_path)
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    (tmp_path / "requirements.lock").write_text(text)
-    monkeypatch.setattr(environment, "ROOT", tmp_path)
-    asked = argparse.Namespace(extras=[extra], torch="auto", lock=tmp_path / "requirements.lock")
-    return environment._wrong_versions(Path(sys.executable), asked, "gpu")
-
-
-HASH = f"    --hash=sha256:{'0' * 64}\n"
-
-
-@pytest.mark.parametrize(
-    ("entry", "reason"),
-    [
-        ("pytest==0.1 \\\n", "pytest .* in place of 0.1"),
-        ("no-such-package==1 \\\n", "no-such-package is not installed"),
-        ("pytest==0.1 ; python_version < '3' \\\n", None),
-    ],
-)
-def test_the_setup_finds_what_differs_from_the_lock(
-    entry: str, reason: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    name = entry.partition("==")[0]
-    found = differences(tmp_path, monkeypatch, f"# extra dev: {name}\n{entry}{HASH}{lock.END}")
-    assert [line for line in found if not line.startswith("fedsurrogate")] == found
-    assert (found == []) if reason is None else re.fullmatch(reason, "".join(found))
-
-
 def make(tmp_path: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Call the script that `make setup` calls, for an environment that is not there."""
     command = [sys.executable, str(DEPLOY / "environment.py"), str(tmp_path / "env"), *words]
     return ran(command, env={"PATH": "/usr/bin:/bin"} | variables)
-
-
-@pytest.mark.slow
-def test_without_an_index_the_setup_says_what_pip_reads(tmp_path: Path) -> None:
-    done = make(tmp_path, PIP_NO_INDEX="1")
-    assert done.returncode == 1
-    assert "MB to download" in done.stdout
-    assert "Most of it is torch with its libraries for GPUs" in done.stdout
-    assert "pip failed" in done.stderr
-    assert "PIP_FIND_LINKS" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_a_full_disk_is_named_before_anything_is_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        environment.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 2e9})
-    )
-    with pytest.raises(
-        SystemExit, match=r"has 2,000 MB free, and 9,\d{3} MB are needed.*VENV=/path"
-    ):
-        environment._check_disk(tmp_path / "a" / "b", 7300.0)
-    environment._check_disk(tmp_path, 100.0)
-    assert not list(tmp_path.iterdir())
-
-
-def test_an_old_python_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "version_info", (3, 10, 4))
-    monkeypatch.setattr(sys, "argv", ["environment.py", str(tmp_path / "env")])
-    with pytest.raises(
-        SystemExit, match=r"Python 3.11 or newer is needed, this is 3.10.4: make PYTHON="
-    ):
-        environment.main()
 
 
 def test_an_old_python_can_read_the_script() -> None:
@@ -401,67 +329,3 @@ def test_a_folder_that_is_no_environment_stays_as_it_is(
     refused(done, "is not empty, and no Python environment")
     assert [path for path in (tmp_path / "mine").rglob("*") if path.is_file()] == [mine]
     assert mine.read_text() == "my own"
-
-
-def test_an_environment_whose_python_is_gone_is_named(project: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "env"
-    (folder / "bin").mkdir(parents=True)
-    (folder / "pyvenv.cfg").write_text("home = /nowhere\n")
-    (folder / "bin" / "python").symlink_to("/nowhere/python3")
-    done = set_up(project, folder)
-    refused(done, "does not start")
-
-
-def test_a_damaged_lock_and_an_unknown_extra_are_one_line(project: Path, tmp_path: Path) -> None:
-    done = set_up(project, tmp_path / "env", "--extras", "nonsense")
-    refused(done, "no extra nonsense")
-    assert done.stderr.count("\n") == 1
-    (project / "requirements.lock").write_text(
-        f"# extra dev: gone\nsmall==1 --hash=sha256:00\n{lock.END}"
-    )
-    done = set_up(project, tmp_path / "env")
-    refused(done, "no entry for gone")
-    assert done.stderr.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("gpu", "files", "kind", "said"),
-    [
-        (False, "torch-1%2Bcpu-cp311.whl", "cpu", "No GPU here: torch without libraries"),
-        (False, "torch-2%2Bcpu-cp311.whl", "gpu", "has no torch==1+cpu: the usual torch"),
-        (False, None, "gpu", "has no torch==1+cpu: the usual torch"),
-        (True, "torch-1%2Bcpu-cp311.whl", "gpu", ""),
-    ],
-)
-def test_a_machine_without_a_gpu_gets_torch_without_their_libraries_where_an_index_has_it(
-    gpu: bool,
-    files: str | None,
-    kind: str,
-    said: str,
-    project: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """From a real index over HTTP; without `files` nothing answers."""
-    (tmp_path / "index" / "torch").mkdir(parents=True)
-    (tmp_path / "index" / "torch" / "index.html").write_text(f'<a href="{files}">a wheel</a>')
-    monkeypatch.syspath_prepend(str(DEPLOY))
-    monkeypatch.setattr(environment, "has_gpu", lambda: gpu)
-    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path / "index"))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        index = f"http://127.0.0.1:{server.server_port}"
-        asked = argparse.Namespace(
-            extras=["dev"],
-            lock=project / "requirements.lock",
-            torch_index=index if files else "http://127.0.0.1:9",
-        )
-        try:
-            assert environment._chosen(tmp_path / "env", asked) == kind
-        finally:
-            server.shutdown()
-            thread.join()
-    printed = capsys.readouterr().out
-    assert (said in printed) if said else not printed

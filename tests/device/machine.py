@@ -362,22 +362,11 @@ def _text(machine: Machine, func: Any, args: list[Any], kwargs: dict[str, Any]) 
 
 
 SPECIAL: dict[Any, Special] = {
-    Tensor.device.__get__: _device,
-    Tensor.is_cuda.__get__: _is_cuda,
-    Tensor.is_meta.__get__: _is_meta,
-    Tensor.get_device: _get_device,
-    Tensor.cuda: _cuda,
-    torch.tensor: _from_data,
-    torch.as_tensor: _from_data,
-    torch.asarray: _from_data,
-    Tensor.new_tensor: _new_tensor,
-    Tensor.numpy: _no_numpy,
-    Tensor.__array__: _no_numpy,
-    Tensor.tolist: _on_host,
-    Tensor.__format__: _on_host,
-    Tensor.__deepcopy__: _deepcopy,
-    Tensor.pin_memory: _pin,
-    Tensor.is_pinned: _is_pinned,
-    Tensor.data_ptr: _address,
+    Tensor.device.__get__: _device, Tensor.is_cuda.__get__: _is_cuda,
+    Tensor.is_meta.__get__: _is_meta, Tensor.get_device: _get_device, Tensor.cuda: _cuda,
+    torch.tensor: _from_data, torch.as_tensor: _from_data, torch.asarray: _from_data,
+    Tensor.new_tensor: _new_tensor, Tensor.numpy: _no_numpy, Tensor.__array__: _no_numpy,
+    Tensor.tolist: _on_host, Tensor.__format__: _on_host, Tensor.__deepcopy__: _deepcopy,
+    Tensor.pin_memory: _pin, Tensor.is_pinned: _is_pinned, Tensor.data_ptr: _address,
     Tensor.__repr__: _text,
-}
+}  # fmt: skip

@@ -38,51 +38,22 @@ INDEXING = {
 TAKE_NUMBERS = {ATEN.masked_fill, ATEN.masked_fill_, ATEN.where, ATEN.fill_, ATEN.fill}
 # The host waits for the device: it needs a value, or the size of the result.
 WAIT = {
-    ATEN._local_scalar_dense,
-    ATEN.nonzero,
-    ATEN.equal,
-    ATEN.masked_select,
-    ATEN._unique2,
-    ATEN.unique_dim,
-    ATEN.unique_consecutive,
-    ATEN.is_nonzero,
-    ATEN._linalg_check_errors,
+    ATEN._local_scalar_dense, ATEN.nonzero, ATEN.equal, ATEN.masked_select, ATEN._unique2,
+    ATEN.unique_dim, ATEN.unique_consecutive, ATEN.is_nonzero, ATEN._linalg_check_errors,
     ATEN.repeat_interleave,
-}
+}  # fmt: skip
 # Products, which CUDA has for floating-point numbers alone.
 PRODUCTS = {
-    ATEN.mm,
-    ATEN.addmm,
-    ATEN.addmm_,
-    ATEN.bmm,
-    ATEN.baddbmm,
-    ATEN.baddbmm_,
-    ATEN.addmv,
-    ATEN.mv,
-    ATEN.dot,
-    ATEN.vdot,
-    ATEN.convolution,
-}
+    ATEN.mm, ATEN.addmm, ATEN.addmm_, ATEN.bmm, ATEN.baddbmm, ATEN.baddbmm_, ATEN.addmv, ATEN.mv,
+    ATEN.dot, ATEN.vdot, ATEN.convolution,
+}  # fmt: skip
 # What autocast computes in its type, and in single precision (PyTorch, "Automatic Mixed Precision").
 LOWER = {*PRODUCTS, ATEN.linear, ATEN.matmul, ATEN._scaled_dot_product_attention_math}
 SINGLE = {
-    ATEN._softmax,
-    ATEN._log_softmax,
-    ATEN._safe_softmax,
-    ATEN.native_layer_norm,
-    ATEN.native_group_norm,
-    ATEN.exp,
-    ATEN.log,
-    ATEN.pow,
-    ATEN.rsqrt,
-    ATEN.sum,
-    ATEN.prod,
-    ATEN.cumsum,
-    ATEN.norm,
-    ATEN.linalg_vector_norm,
-    ATEN.nll_loss_forward,
-    ATEN.mse_loss,
-}
+    ATEN._softmax, ATEN._log_softmax, ATEN._safe_softmax, ATEN.native_layer_norm,
+    ATEN.native_group_norm, ATEN.exp, ATEN.log, ATEN.pow, ATEN.rsqrt, ATEN.sum, ATEN.prod,
+    ATEN.cumsum, ATEN.norm, ATEN.linalg_vector_norm, ATEN.nll_loss_forward, ATEN.mse_loss,
+}  # fmt: skip
 # Functions without a kernel on CUDA.
 MISSING = {ATEN.histogram, ATEN._histogramdd_bin_edges}
 HALVES = (torch.float16, torch.bfloat16)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import inspect
 import tempfile
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
@@ -19,21 +18,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks._gpu_parity import cvae, fedlap_settings, generator, images, network, pooled
+from benchmarks._gpu_parity import cvae, generator, pooled
 from fedsurrogate.client_app.features.device_processes import CudaTransfers, overlapped
 from fedsurrogate.client_app.methods.dp import record_gradients
-from fedsurrogate.client_app.methods.dp.record_gradients import PrivateGradient
-from fedsurrogate.client_app.methods.dpcvae.training_steps import CVAETrainer, exact_gradient
-from fedsurrogate.client_app.methods.fedlap.image_synthesis import Matching, synthesise
-from fedsurrogate.client_app.methods.fedlap.statistics import Batches
 from fedsurrogate.common.errors import FedSurrogateError
 from fedsurrogate.common.models import training_parts
 from fedsurrogate.common.privacy import exact_sums
 from fedsurrogate.common.settings.heads import HeadSettings
-from fedsurrogate.common.surrogates import covariances, mixtures
+from fedsurrogate.common.surrogates import mixtures
 from fedsurrogate.strategies import fedlap
 from fedsurrogate.strategies.closed_form import solvers
-from fedsurrogate.strategies.closed_form import solvers as shrinkage
 from fedsurrogate.strategies.closed_form import statistics as tridiagonal
 from tests.device.current import current
 from tests.device.machine import Machine
@@ -80,21 +74,9 @@ def fitted(family: str = "diag", components: int = 2) -> None:
     mixtures.fit(*records(), 2, chosen, generator())
 
 
-def seeded_in_many_dimensions() -> None:
-    mixtures.k_means(records(300)[0], 3, generator(), 3)
-
-
 def trained() -> None:
     x, y = records()
     training_parts.train_head([(x, y.cuda())], 1, x.mean(0), x.var(0), 2, HeadSettings())
-
-
-def matched(*names: str) -> None:
-    body, model = network(16, 4, "cuda")
-    settings: Any = fedlap_settings(image_steps=1)
-    looks = Batches(body, images(8, 16, "cuda"), 0, generator())
-    changes = training_parts.draws(names, generator())
-    synthesise(body, model, images(4, 16, "cuda"), looks, Matching(settings, 0.1, 0.1), changes)
 
 
 def clipped() -> None:
@@ -105,17 +87,6 @@ def clipped() -> None:
         trainer.noise(5).cuda(),
     )
     record_gradients.clipped_sums(trainer.modules, trainer.losses, inputs, 0.1)
-
-
-def exact() -> None:
-    exact_gradient(cvae("cuda", 3, 6, 4, 2), torch.ones(5, 6).cuda(), torch.zeros(5).long().cuda())
-
-
-def private() -> None:
-    body, model = network(8, 4, "cuda")
-    step = PrivateGradient(body, images(8, 8, "cuda"), 0.3, 1.0, 1.0, 8)
-    for name, slope in step(model, lambda values: values).items():
-        model[name] - slope
 
 
 def solved() -> None:
@@ -160,108 +131,32 @@ def steps_of_a_head_copy_nothing() -> None:
 Plant = tuple[Callable[..., Any], str, str, Callable[[], None]]
 PLANTED: dict[str, Plant] = {
     "mixtures: rows by class stay": (
-        mixtures.fit,
-        "argsort(stable=True).to(features.device)",
-        "argsort(stable=True)",
-        fitted,
+        mixtures.fit, "argsort(stable=True).to(features.device)", "argsort(stable=True)", fitted,
     ),
     "k-means: the generator meets weights of the device": (
-        mixtures._seeds,
-        "weights.double().cpu()",
-        "weights.double()",
-        fitted,
-    ),
-    "k-means: a projection stays": (
-        mixtures._sketch,
-        "signs.to(points)",
-        "signs",
-        seeded_in_many_dimensions,
-    ),
-    "a covariance: its ridge is made on the processor, in a loop": (
-        covariances.cholesky,
-        "dtype=scatter.dtype, device=scatter.device",
-        "dtype=scatter.dtype",
-        partial(fitted, "full"),
-    ),
-    "heads in closed form: random scores stay": (
-        shrinkage.chosen_with_accuracy,
-        ".to(means)",
-        ".to(means.dtype)",
-        solved,
+        mixtures._seeds, "weights.double().cpu()", "weights.double()", fitted,
     ),
     "heads in closed form: NumPy instead of eigenvectors": (
-        tridiagonal.Tridiagonal.of.__func__,
-        "whole or scaled.is_cuda",
-        "whole",
-        solved,
-    ),
-    "a trained head: weights on the processor": (
-        training_parts.train_head,
-        "torch.zeros(classes, len(mean), device=mean.device,",
-        "torch.zeros(classes, len(mean),",
-        trained,
+        tridiagonal.Tridiagonal.of.__func__, "whole or scaled.is_cuda", "whole", solved,
     ),
     "a trained head: labels by way of the processor, in a loop": (
-        training_parts.train_head,
-        "loss(logits, labels)",
-        "loss(logits, labels.cpu().to(labels))",
-        steps_of_a_head_copy_nothing,
-    ),
-    "augmentation: a mask on the processor": (
-        training_parts._cutout,
-        "device=images.device, dtype=images.dtype",
-        "dtype=images.dtype",
-        partial(matched, "cutout"),
-    ),
-    "DP-CVAE: norms on the processor": (
-        record_gradients.clipped_sums,
-        "dtype=torch.float64, device=each.device",
-        "dtype=torch.float64",
-        clipped,
+        training_parts.train_head, "loss(logits, labels)",
+        "loss(logits, labels.cpu().to(labels))", steps_of_a_head_copy_nothing,
     ),
     "private gradients: the sum on the processor": (
-        exact_sums.ExactSum.__init__,
-        "dtype=torch.float64, device=device",
-        "dtype=torch.float64",
-        clipped,
+        exact_sums.ExactSum.__init__, "dtype=torch.float64, device=device", "dtype=torch.float64", clipped,
     ),
-    "private gradients: they stay where their noise was added": (
-        record_gradients.noisy_mean,
-        "part.reshape(like[name].shape).to(like[name])",
-        "part.reshape(like[name].shape).to(like[name].dtype)",
-        private,
-    ),
-    "FedLAP's coordinator: labels stay": (
-        fedlap._records,
-        "labels.to(device)",
-        "labels",
-        of_method("fedlap"),
-    ),
-    "DP-CVAE: noise of the processor's generator stays": (
-        CVAETrainer.losses,
-        "noise.to(embeddings)",
-        "noise",
-        exact,
-    ),
+    "FedLAP's coordinator: labels stay": (fedlap._records, "labels.to(device)", "labels", of_method("fedlap")),
     "extraction: the model does not wait for the copy": (
-        CudaTransfers.send,
-        "working.wait_stream(self._copies)",
-        "pass",
-        extracted,
+        CudaTransfers.send, "working.wait_stream(self._copies)", "pass", extracted,
     ),
     "extraction: memory goes back while the model reads it": (
-        CudaTransfers.send,
-        "there.record_stream(working)",
-        "pass",
-        extracted,
+        CudaTransfers.send, "there.record_stream(working)", "pass", extracted,
     ),
     "extraction: features are read before they are there": (
-        CudaTransfers.fetch,
-        "done.synchronize()",
-        "pass",
-        extracted,
+        CudaTransfers.fetch, "done.synchronize()", "pass", extracted,
     ),
-}
+}  # fmt: skip
 FOUND = (RuntimeError, TypeError, AssertionError, FedSurrogateError)
 
 

@@ -4,7 +4,6 @@ that the page promises.
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import sys
@@ -17,14 +16,11 @@ import torch
 from sklearn.neighbors import NearestCentroid
 
 from fedsurrogate.common.costs import costs
-from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.methods import METHODS
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire.model_proto import load_model
-from fedsurrogate.server_app.refit import refit
-from fedsurrogate.strategies import strategy_of
 from tests.children import ran
 from tests.documents import check_shown, masked, shown_after, words
 from tests.grid import ROOT, InProcessGrid, metrics_of, run_federation, sites
@@ -155,74 +151,6 @@ def test_the_head_is_scikit_learns_nearest_centroid() -> None:
     assert torch.equal(
         head.predict(features.float()), torch.tensor(known.predict(features.float().numpy()))
     )
-
-
-@pytest.mark.usefixtures("added")
-def test_secure_aggregation_gives_the_model_of_the_single_sums(tmp_path: Path) -> None:
-    alone = run_federation(
-        tmp_path / "alone",
-        sites(3),
-        method="nearest-mean",
-        **{"max-share": 0.0, "classes": CLASSES},
-    )
-    summed = run_federation(tmp_path / "summed", sites(3), method="nearest-mean", **SUMMED)
-    one, other = model_of(alone), model_of(summed)
-    torch.testing.assert_close(one.weight, other.weight, rtol=2e-3, atol=2e-3)
-
-
-@pytest.mark.usefixtures("added")
-def test_it_is_learned_again_without_a_site_also_from_noisy_sums(tmp_path: Path) -> None:
-    folder = run_federation(tmp_path, sites(3), method="nearest-mean", **PRIVATE, classes=CLASSES)
-    without, _ = refit(folder, without=["1"])
-    assert json.loads((without / "manifest.json").read_text())["sites"] == ["0", "2"]
-
-
-@pytest.mark.usefixtures("added")
-def test_sums_that_no_records_and_no_honest_noise_have_are_refused(tmp_path: Path) -> None:
-    from dataclasses import replace
-
-    from fedsurrogate.common.wire.model_proto import pack_parameters
-    from fedsurrogate.server_app.runs.reader import read_payloads
-
-    settings = {"method": "nearest-mean", "classes": CLASSES} | PRIVATE
-    folder = run_federation(tmp_path, sites(2), **settings)
-    strategy = strategy_of(parse_run(settings).plan)(settings)
-    for payload in read_payloads(folder):
-        sent = strategy.unpack(payload)
-        for name, factor in (("sums", 1000.0), ("counts", -1000.0)):
-            lied = replace(sent, tensors={**sent.tensors, name: sent.tensors[name] * factor})
-            with pytest.raises(SurrogateError):
-                strategy.unpack(pack_parameters(lied))
-        with pytest.raises(SurrogateError, match="without a privacy claim"):
-            strategy.unpack(pack_parameters(replace(sent, claim=None)))
-
-
-def test_noise_on_the_sums_is_that_of_the_claim(
-    added: dict[str, ModuleType], tmp_path: Path
-) -> None:
-    """The same site sends the same sums many times; what differs is the noise."""
-    from fedsurrogate.common.wire.model_proto import unpack_parameters
-    from fedsurrogate.server_app.runs.reader import read_payloads
-
-    assert added
-    settings = {"method": "nearest-mean", "classes": CLASSES} | PRIVATE
-    found = [
-        unpack_parameters(
-            read_payloads(run_federation(tmp_path / str(number), sites(1), **settings))[0]
-        )
-        for number in range(6)
-    ]
-    claim = found[0].claim
-    assert claim is not None
-    for name in ("counts", "sums"):
-        values = torch.stack([each.tensors[name].double().flatten() for each in found])
-        deviation = float(
-            (values - values.mean(0)).square().sum().div(values.numel() * 5 / 6).sqrt()
-        )
-        sigma = claim.noise[name][0]
-        # A chi-square of 5 times the number of cells.
-        room = 5 / (2 * values.shape[1] * 5) ** 0.5
-        assert abs(deviation / sigma - 1) < room, name
 
 
 @pytest.mark.usefixtures("added")

@@ -173,14 +173,6 @@ def arguments_in(source: str) -> Iterator[str]:
         )
 
 
-def test_a_word_in_a_comment_or_a_name_is_no_command_that_runs() -> None:
-    source = (
-        'def refit():\n    """refit"""\n    # refit\n    text = "refit"\n    '
-        'coordinator(patch, "report", x)\n'
-    )
-    assert set(arguments_in(source)) == {"report"}
-
-
 @pytest.mark.parametrize(
     "line",
     [line for _, line in ours() if line[0] == "coordinator" and line[1] in QUICK],

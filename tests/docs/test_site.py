@@ -10,15 +10,10 @@ from html import unescape
 from pathlib import Path
 
 import pytest
-from click import Group
-from typer.main import get_command
 
-import fedsurrogate.client_app.cli.main
-import fedsurrogate.server_app.cli.main
 from fedsurrogate.client_app.governance.policy import DEFAULT, Policy, load_policy
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import PUBLIC_SENTENCES, FedSurrogateError
-from fedsurrogate.server_app.runs.presets import presets
 from tests.children import ran
 from tests.documents import DOCS, PAGES, ROOT, blocks, name_of
 
@@ -33,15 +28,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The built site."""
     folder = tmp_path_factory.mktemp("site")
     command = [
-        sys.executable,
-        "-m",
-        "mkdocs",
-        "build",
-        "--strict",
-        "--quiet",
-        "--site-dir",
-        str(folder),
-    ]
+        sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder),
+    ]  # fmt: skip
     environment = os.environ | {"PYTHONPATH": str(ROOT), "NO_MKDOCS_2_WARNING": "1"}
     done = ran(command, cwd=ROOT, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -98,40 +86,6 @@ def test_the_references_of_a_site_have_every_key(
     shown = words_of(site / "reference" / f"{page}.html")
     for name in model.model_fields:
         assert re.search(rf"(?m)^\s*{name.replace('_', '-')}\s*$", shown), name
-
-
-def test_the_reference_of_commands_has_every_command_and_option(site: Path) -> None:
-    shown = words_of(site / "reference" / "commands.html")
-    for name, app in (
-        ("coordinator", fedsurrogate.server_app.cli.main.app),
-        ("site", fedsurrogate.client_app.cli.main.app),
-    ):
-        group = get_command(app)
-        assert isinstance(group, Group)
-        for command in group.commands.values():
-            assert f"{name} {command.name}" in shown
-            options = (
-                []
-                if isinstance(command, Group)
-                else [opt for each in command.params for opt in each.opts]
-            )
-            assert not [
-                each
-                for each in options
-                if each.startswith("--") and each != "--help" and each not in shown
-            ]
-            own = shown.partition(f"{name} {command.name}")[2].partition("optiondefaultmeaning")[0]
-            if {"--control", "--superlink"} & set(options):
-                assert "it talks to a SuperLink" in own, (
-                    f"{name} {command.name} needs hospitals, and the page does not say so"
-                )
-
-
-def test_the_reference_of_presets_has_every_preset(site: Path) -> None:
-    shown = words_of(site / "reference" / "presets.html")
-    assert all(
-        f'method="{name.partition("-")[0]}"' in shown and name in shown for name in presets()
-    )
 
 
 def test_troubleshooting_has_every_code_with_the_sentence_that_the_coordinator_reads() -> None:

@@ -158,16 +158,11 @@ def test_who_is_in_changes_only_with_a_signature(home: Path, running: Federation
     ok("approval", "approve", "leave.json", "--key", "ada.key", "--yes", cwd=home)
     wrong = coordinator(
         *(
-            "sites",
-            "unregister",
-            "certificates",
-            "south",
-            *running.control,
-            "--proposal",
+            "sites", "unregister", "certificates", "south", *running.control, "--proposal",
             "leave.json",
         ),
         cwd=home,
-    )
+    )  # fmt: skip
     assert "allows something else" in wrong.stderr
     assert "unregistered  west" in ok(*command, "--proposal", "leave.json", cwd=home)
 

@@ -277,22 +277,10 @@ PRIVATE: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-5, "image-size": 8}
 INSIDE: dict[str, tuple[str, dict[str, Any]]] = {
     "fedpft": ("fedsurrogate.client_app.methods.fedpft.surrogate.fit", {}),
     "sums": ("fedsurrogate.client_app.methods.fedpft.surrogate.noisy_sums", PRIVATE),
-    "chain": (
-        "fedsurrogate.client_app.methods.fedpft.chain.train_on_features",
-        {"fedpft.topology": "chain"},
-    ),
-    "kd": (
-        "fedsurrogate.client_app.methods.local_training.train_on_features",
-        {"method": "kd"},
-    ),
-    "average": (
-        "fedsurrogate.client_app.methods.local_training.train_on_features",
-        {"method": "average"},
-    ),
-    "fedavg": (
-        "fedsurrogate.client_app.methods.fedavg.update.train",
-        {"method": "fedavg", "fedavg.rounds": 1},
-    ),
+    "chain": ("fedsurrogate.client_app.methods.fedpft.chain.train_on_features", {"fedpft.topology": "chain"}),
+    "kd": ("fedsurrogate.client_app.methods.local_training.train_on_features", {"method": "kd"}),
+    "average": ("fedsurrogate.client_app.methods.local_training.train_on_features", {"method": "average"}),
+    "fedavg": ("fedsurrogate.client_app.methods.fedavg.update.train", {"method": "fedavg", "fedavg.rounds": 1}),
     "dp-fedavg": (
         "fedsurrogate.client_app.methods.fedavg.update.train_privately",
         {"method": "dp-fedavg", "fedavg.rounds": 1} | PRIVATE,
@@ -301,11 +289,8 @@ INSIDE: dict[str, tuple[str, dict[str, Any]]] = {
         "fedsurrogate.client_app.methods.fedlap.approximation.stream",
         {"method": "fedlap", "fedlap.model": "linear", "fedlap.rounds": 1},
     ),
-    "dpcvae": (
-        "fedsurrogate.client_app.methods.dpcvae.training.scaled",
-        {"method": "dpcvae", "dpcvae.rounds": 2},
-    ),
-}
+    "dpcvae": ("fedsurrogate.client_app.methods.dpcvae.training.scaled", {"method": "dpcvae", "dpcvae.rounds": 2}),
+}  # fmt: skip
 OTHERS = {
     name: (
         spec.usual.combination.site.replace(":", "."),

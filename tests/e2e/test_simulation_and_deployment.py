@@ -127,14 +127,3 @@ def test_a_deployment_has_no_global_test_split(deployed: Path) -> None:
     assert set(accuracy["per_site"]) == {"0", "1"}  # type: ignore[index, call-overload]
     assert "model" not in accuracy  # type: ignore[operator]
     assert not (deployed / "projection.json").exists()
-
-
-def test_a_wrong_setting_is_one_line_and_starts_nothing(tmp_path: Path) -> None:
-    done = coordinator("simulate", "-c", "fedpft.componets=3", cwd=tmp_path)
-    assert done.returncode == 1
-    assert done.stdout == ""
-    assert (
-        done.stderr.strip()
-        == "error: unknown key 'fedpft.componets'; did you mean 'fedpft.components'?"
-    )
-    assert list(tmp_path.iterdir()) == []

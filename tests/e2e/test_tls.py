@@ -83,14 +83,9 @@ def test_a_site_that_enrolled_is_heard_until_its_certificate_ends(
     fingerprint = asked.partition("fingerprint ")[2].splitlines()[0]
     request = str(own.parent / "west.csr")
     words = [
-        "sites",
-        "accept",
-        request,
-        "--folder",
-        str(certificates_and_keys),
-        "--fingerprint",
+        "sites", "accept", request, "--folder", str(certificates_and_keys), "--fingerprint",
         fingerprint,
-    ]
+    ]  # fmt: skip
     done = coordinator(*words, *running.control, cwd=running.home)
     assert done.returncode == 0, done.stderr
     assert "registered west" in done.stdout
@@ -298,15 +293,8 @@ def test_a_run_finishes_over_tls_without_the_site_that_claims_the_name_of_anothe
     )
     # This includes the unknown site: it is registered from now on, but does not connect.
     assert done.stdout.split() == [
-        "known",
-        "0",
-        "known",
-        "1",
-        "registered",
-        "2",
-        "registered",
-        "stranger",
-    ]
+        "known", "0", "known", "1", "registered", "2", "registered", "stranger",
+    ]  # fmt: skip
     running.join(
         f'{NODE.format(1)} cache-dir="{running.home}/cache" state-dir="{running.home}/state-2"',
         running.fleet,

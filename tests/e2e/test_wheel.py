@@ -73,15 +73,9 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def wheel(source: Path) -> Path:
     """The built wheel."""
     words = (
-        "wheel",
-        "--no-deps",
-        "--no-build-isolation",
-        "--no-index",
-        "--quiet",
-        "--wheel-dir",
-        source.parent,
-        source,
-    )
+        "wheel", "--no-deps", "--no-build-isolation", "--no-index", "--quiet", "--wheel-dir",
+        source.parent, source,
+    )  # fmt: skip
     run(sys.executable, "-m", "pip", *words, folder=source.parent)
     (found,) = source.parent.glob("*.whl")
     return found
@@ -143,15 +137,9 @@ def test_the_wheel_holds_every_file_of_the_packages(wheel: Path, source: Path) -
 def test_building_leaves_nothing_behind_and_warns_of_nothing(source: Path) -> None:
     before = {path.relative_to(source) for path in source.rglob("*")}
     words = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--no-deps",
-        "--no-build-isolation",
-        "--no-index",
+        sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index",
         "-v",
-    ]
+    ]  # fmt: skip
     done = subprocess.run(
         [*words, "-w", source.parent / "again", source], capture_output=True, text=True, check=True
     )

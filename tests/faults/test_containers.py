@@ -140,17 +140,11 @@ def test_nothing_is_root_and_nothing_but_the_fleet_port_can_be_reached(demo: Dem
         assert done.returncode != 0, f"a hospital reaches {host}:{port}"
     alone = subprocess.run(
         [
-            demo.engine,
-            "exec",
-            demo.container("north-app"),
-            "python",
-            "-c",
-            reach,
-            "superlink",
+            demo.engine, "exec", demo.container("north-app"), "python", "-c", reach, "superlink",
             "9092",
         ],
         check=False,
-    )
+    )  # fmt: skip
     assert alone.returncode != 0, "a hospital's app reaches the coordinator"
     seen = docker("exec", demo.container("superlink"), "sh", "-c", "ls /server /certificates")
     assert "server.key" in seen

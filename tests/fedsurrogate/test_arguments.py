@@ -177,16 +177,6 @@ def test_errors_version_and_methods_are_public() -> None:
     assert pickle.loads(pickle.dumps(fs.fit)) is fs.fit
 
 
-def test_a_verbose_run_prints_lines_and_no_dictionaries(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    fs.simulate(SITES, method="average", output_dir=tmp_path, verbose=True)
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) > 3
-    assert all(re.match(r"\d\d:\d\d:\d\d \w", line) for line in lines)
-    assert not any("{" in line for line in lines)
-
-
 FUNCTIONS = [
     each for name in fs.__all__ if inspect.isfunction(each := getattr(fs, name)) and name != "sweep"
 ]
@@ -213,16 +203,9 @@ GOOD: dict[str, list[Any]] = {
     "module": [nn.Flatten()],
 }
 MORE = (
-    "epsilon",
-    "delta",
-    "rank",
-    "seed",
-    "classes",
-    "task",
-    "bags",
-    "features__power_transform",
+    "epsilon", "delta", "rank", "seed", "classes", "task", "bags", "features__power_transform",
     "odd",
-)
+)  # fmt: skip
 
 
 @st.composite

@@ -260,14 +260,8 @@ WRONG: dict[type[FedSurrogateError], list[tuple[Callable[[], Any], str]]] = {
         (lambda: Classifier(settings={"data": "x"}).fit(ROWS, LABELS), "of fit"),
         (lambda: Classifier(settings={"rnk": 2}).fit(ROWS, LABELS), "rnk"),
         (lambda: Classifier().fit(ROWS[:2], ["a", "a "]), "two classes are both named 'a'"),
-        (
-            lambda: Classifier("fedavg").fit(ROWS, LABELS, patients=LABELS),
-            "patients is for methods that send once",
-        ),
-        (
-            lambda: fs.FederatedRegressor(epsilon=1.0, delta=1e-5).fit(ROWS, LABELS),
-            "known in public",
-        ),
+        (lambda: Classifier("fedavg").fit(ROWS, LABELS, patients=LABELS), "patients is for methods that send once"),
+        (lambda: fs.FederatedRegressor(epsilon=1.0, delta=1e-5).fit(ROWS, LABELS), "known in public"),
         (lambda: fs.FederatedRegressor(target_range=(1,)).fit(ROWS, LABELS), "give two numbers"),
         (lambda: fs.FederatedRegressor(target_range="0,10").fit(ROWS, LABELS), "target_range"),
         (lambda: fs.FederatedRegressor().fit(ROWS, np.ones(150)), "target-range"),
@@ -277,7 +271,7 @@ WRONG: dict[type[FedSurrogateError], list[tuple[Callable[[], Any], str]]] = {
         (lambda: Classifier().fit(ROWS, LABELS, sites=["a"]), "1 sites for 150"),
         (lambda: Classifier().fit(ROWS, LABELS, sites=[None] * 150), "no site"),
     ],
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(

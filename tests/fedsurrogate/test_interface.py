@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 from sklearn.datasets import load_digits
 
 import fedsurrogate as fs
 from fedsurrogate.common.errors import (
-    ConfigError,
     DataError,
-    FedSurrogateError,
-    RunError,
     SurrogateError,
 )
-from fedsurrogate.common.models.classifiers import Head
-from fedsurrogate.common.wire.records import unpack_surrogate
-from fedsurrogate.server_app.refit import refit
 from tests.replies import as_received
 
 DIGITS = load_digits()
@@ -113,41 +103,6 @@ def test_an_own_module_gives_features(tmp_path: Path) -> None:
     assert module.training
 
 
-WRONG: dict[type[FedSurrogateError], list[tuple[Callable[[], Any], str]]] = {
-    DataError: [
-        (lambda: fs.fit(X, Y[:5]), "labels for 1797 records"),
-        (lambda: fs.fit(X[0], Y), r"shape \(64,\)"),
-        (lambda: fs.fit(X * np.nan, Y), "first in row 0"),
-        (lambda: fs.fit(X, Y, classes=range(5)), "'5' is not among classes"),
-        (lambda: fs.simulate([(X, Y), (X[:, :5], Y)]), "5 and 64 dimensions"),
-        (lambda: fs.features([3]), "int is no image"),
-    ],
-    ConfigError: [
-        (lambda: fs.fit(X, Y, epsilon=1.0, delta=1e-5), "without classes"),
-        (lambda: fs.fit(X, Y, method="fedavg"), "use simulate"),
-        (lambda: fs.fit(X, Y, rnk=3), "rnk"),
-        (lambda: fs.learn([]), "no surrogate"),
-    ],
-    SurrogateError: [
-        (lambda: fs.learn([made()[0], fs.fit(X, Y, site="b", rank=4)]), "'b'.*run"),
-        (lambda: fs.learn([made()[0], made()[0]]), "second surrogate"),
-        (lambda: fs.load("/nowhere.pb"), "does not exist; name a run folder"),
-        (lambda: fs.load("/nowhere.safetensors"), "does not exist"),
-    ],
-}
-
-
-@pytest.mark.parametrize(
-    ("call", "error", "why"),
-    [(call, error, why) for error, rows in WRONG.items() for call, why in rows],
-)
-def test_wrong_input_is_named(
-    call: Callable[[], Any], error: type[FedSurrogateError], why: str
-) -> None:
-    with pytest.raises(error, match=why):
-        call()
-
-
 def test_a_run_folder_is_a_model_and_a_power_of_its_features_is_applied(tmp_path: Path) -> None:
     images, labels = load_digits(return_X_y=True)
     x = images / 16
@@ -176,63 +131,5 @@ def test_what_is_no_model_and_features_of_another_backbone_are_refused(tmp_path:
         fs.load(tmp_path / "model.fedsurrogate")
 
 
-def test_a_result_without_a_common_model_says_so(tmp_path: Path) -> None:
-    result = fs.simulate(PARTS, test=TEST, method="local", output_dir=tmp_path, **QUICK)
-    assert result.accuracy > 0.5
-    with pytest.raises(RunError, match="method = 'local': this run has no model for all sites"):
-        _ = result.model
-    unmeasured = replace(result, metrics=result.metrics | {"accuracy": {"per_site": {}}})
-    assert "Result(local, 3 sites, accuracy unknown" in repr(unmeasured)
-    with pytest.raises(
-        RunError,
-        match=r"did not measure the accuracy on all test records; see metrics\['accuracy'\]",
-    ):
-        _ = unmeasured.accuracy
-
-
-def test_without_pandas_a_table_names_the_extra(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = tmp_path / "rows.json"
-    result = fs.Result(
-        tmp_path, {"accuracy": {"per_site": {"a": 0.5}}, "bytes": {"up_per_site": {"a": 7}}}
-    )
-    assert result.to_frame().loc["a", "bytes"] == 7
-    assert list(fs.Sweep((), rows).to_frame()) == []
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    for table in (result, fs.Sweep((), rows)):
-        with pytest.raises(ConfigError, match=r"pip install 'fedsurrogate\[pandas\]'"):
-            table.to_frame()
-
-
 def test_type_checkers_read_the_types_of_the_package() -> None:
     assert (Path(fs.__file__).parent / "py.typed").is_file()
-
-
-def test_a_public_mean_is_used_as_in_a_run_and_refitting_needs_its_file_no_longer(
-    tmp_path: Path,
-) -> None:
-    file = tmp_path / "public.safetensors"
-    save_file({"x": torch.tensor(X[1400:]).float()}, str(file))
-    names = [str(digit) for digit in range(10)]
-    private: dict[str, Any] = {
-        "classes": names,
-        "epsilon": 8.0,
-        "delta": 1e-5,
-        "covariance": "spherical",
-    }
-    sent = made(**private, public=str(file))
-    assert unpack_surrogate(sent[0].payload).claim.centre  # type: ignore[union-attr]
-    centre = torch.tensor(X[1400:]).float().mean(0)
-    learned = fs.learn(sent).classifier
-    assert isinstance(learned, Head)
-    assert learned.centre is not None
-    assert torch.allclose(learned.centre.float(), centre, atol=1e-3)
-    run = fs.simulate(
-        PARTS, test=TEST, output_dir=tmp_path / "runs", **QUICK, **private, public=str(file)
-    )
-    file.unlink()
-    again = refit(run.folder, without=["2"])[1]
-    assert isinstance(again, Head)
-    assert again.centre is not None
-    assert torch.allclose(again.centre.float(), centre, atol=1e-3)

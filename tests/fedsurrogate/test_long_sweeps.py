@@ -17,7 +17,7 @@ from sklearn.datasets import load_iris
 import fedsurrogate as fs
 import fedsurrogate.server_app.deployment.local_engine
 from fedsurrogate.common.settings.base import Scalar
-from fedsurrogate.server_app import sweep, trial_process
+from fedsurrogate.server_app import sweep
 from fedsurrogate.server_app.trial_process import Processes
 from tests.commands import coordinator
 
@@ -52,15 +52,6 @@ def test_processes_side_by_side_give_what_one_process_gives(
     assert results(alone) == results(both)
     assert started == [1, 2], "the first one shows what memory a run takes"
     assert json.loads(both.file.read_text()) == both.rows
-
-
-def test_as_many_processes_run_as_memory_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    processes = Processes(8)
-    assert processes.room() == 1
-    processes._peak = 1000
-    for free, room in ((0, 1), (1250, 1), (2600, 2), (10**9, 8)):
-        monkeypatch.setattr(trial_process, "available_memory", lambda free=free: free)
-        assert processes.room() == room
 
 
 def test_a_process_that_is_killed_is_a_failed_row(
@@ -133,21 +124,6 @@ def test_what_does_not_belong_to_a_sweep_is_not_kept(tmp_path: Path) -> None:
     for workers in (0, 1.5, True, "all"):
         with pytest.raises(fs.ConfigError, match="workers = "):
             fs.sweep(SITES, workers=workers, **call)
-
-
-def test_a_data_frame_of_a_sweep_is_tidy(tmp_path: Path) -> None:
-    table = fs.sweep(
-        SITES,
-        grid={"head.shrinkage": [0.1, 0.9], "test-fraction": [0.3]},
-        seeds=2,
-        output_dir=tmp_path,
-        **COMMON,
-    )
-    frame = table.to_frame()
-    assert len(frame) == 4
-    assert {"head__shrinkage", "test_fraction", "seed", "accuracy", "epsilon_spent"} <= set(frame)
-    assert all(name.isidentifier() for name in frame)
-    assert frame.groupby("head__shrinkage").accuracy.mean().between(0.5, 1).all()
 
 
 @pytest.mark.slow

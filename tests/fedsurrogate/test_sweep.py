@@ -9,15 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 
 import fedsurrogate as fs
 import fedsurrogate.server_app.deployment.local_engine
 from fedsurrogate.common.errors import ConfigError, DataError
-from fedsurrogate.server_app.report.plots.sweep import draw_sweep
-from fedsurrogate.server_app.sweep import Summary
 from tests.commands import coordinator
 
 DIGITS = load_digits()
@@ -120,33 +116,6 @@ def test_the_command_prints_one_table_and_fails_if_a_run_fails(
     assert "write a key and its values" in capsys.readouterr().err
 
 
-def test_no_privacy_has_no_place_on_an_axis_of_epsilon() -> None:
-    points = [
-        Summary({"epsilon": value}, 3, 0, 0.5 + value / 20, 0.01, 100.0)
-        for value in (0.0, 1.0, 8.0)
-    ]
-    (axes,) = draw_sweep(points).axes
-    (line,) = [line for line in axes.lines if line.get_linestyle() == "-"]
-    assert list(line.get_xdata()) == [1.0, 8.0]
-    assert "no privacy" in [text.get_text() for text in axes.get_legend().get_texts()]
-
-
-def test_a_plot_has_lines_with_intervals_over_what_is_asked_for() -> None:
-    """Three seeds with a deviation of 1 %: Student's t gives 4.303 / sqrt(3) times that."""
-    points = [
-        Summary({"method": name, "rounds": rounds, "epsilon": 2.0}, 3, 0, 0.8, 0.01, 100.0 * rounds)
-        for name in ("a", "b")
-        for rounds in (1, 5, 10)
-    ]
-    for over, places in (("", [1, 5, 10]), ("rounds", [1, 5, 10]), ("bytes", [100, 500, 1000])):
-        (axes,) = draw_sweep(points, over).axes
-        assert [list(line.get_xdata()) for line in axes.lines] == [places] * 2
-        band = axes.collections[0].get_paths()[0].vertices[:, 1]
-        assert band.max() - band.min() == pytest.approx(2 * 0.01 * 4.30265 / 3**0.5, rel=1e-4)
-    with pytest.raises(ConfigError, match="over = 'epsilon': the sweep has no two values"):
-        draw_sweep(points, "epsilon")
-
-
 def test_a_sweep_over_numbers_of_sites_computes_features_once(tmp_path: Path) -> None:
     data, grid = (X[:300], Y[:300]), {"sites": [2, 5], "partition": ["iid"]}
     own: dict[str, Any] = {"covariance": "gram", "output_dir": tmp_path, "progress": False}
@@ -160,56 +129,3 @@ def test_a_sweep_over_numbers_of_sites_computes_features_once(tmp_path: Path) ->
         fs.sweep(SITES, grid={"sites": [2]}, output_dir=tmp_path)
     with pytest.raises(ConfigError, match=r"sites = 2\.5: must be a whole number"):
         fs.sweep(3, data=data, grid={"sites": [2.5]}, output_dir=tmp_path)
-
-
-def test_a_plot_without_any_result_says_so() -> None:
-    (axes,) = draw_sweep([Summary({"epsilon": 1.0}, 0, 3, None, None, None)]).axes
-    assert axes.texts[0].get_text() == "no run has an accuracy"
-
-
-@given(
-    st.lists(
-        st.tuples(st.floats(0, 1), st.floats(0, 0.5), st.integers(1, 5)), min_size=1, max_size=6
-    ),
-    st.sampled_from(["", "bytes"]),
-    st.booleans(),
-)
-@settings(max_examples=20, deadline=None)
-def test_intervals_stay_within_0_and_100_percent_and_no_legend_is_empty(
-    rows: list[tuple[float, float, int]], over: str, private: bool
-) -> None:
-    points = [
-        Summary(
-            {"epsilon": float(k), "method": "a"}, runs, 0, mean, sd if runs > 1 else None, k + 1.0
-        )
-        for k, (mean, sd, runs) in enumerate(rows, start=0 if private else 1)
-    ]
-    (axes,) = draw_sweep(points, over).axes
-    for band in axes.collections:
-        for path in band.get_paths():
-            assert (path.vertices[:, 1] >= 0).all()
-            assert (path.vertices[:, 1] <= 1).all()
-    drawn = [line for line in axes.lines if len(line.get_xdata())]
-    legend = axes.get_legend()
-    shown = [] if legend is None else [text.get_text() for text in legend.get_texts()]
-    assert all(shown)
-    assert len(shown) <= len(drawn)
-    for container in axes.containers:
-        for bar in getattr(container, "patches", []):
-            assert 0 <= bar.get_width() <= 1
-
-
-def test_unequal_classes_are_compared_by_auroc() -> None:
-    def summary(epsilon: float, auroc: float, majority: float) -> Summary:
-        others = {"auroc": (auroc, 0.02), "majority": (majority, 0.0)}
-        return Summary({"epsilon": epsilon}, 3, 0, 0.5, 0.3, 100.0, others)
-
-    unequal = [summary(1.0, 0.7, 0.9), summary(8.0, 0.9, 0.9)]
-    (axes,) = draw_sweep(unequal).axes
-    assert axes.get_ylabel() == "AUROC, mean and 95 % interval"
-    assert list(axes.lines[0].get_ydata()) == [0.7, 0.9]
-    assert draw_sweep(unequal, score="accuracy").axes[0].get_ylabel().startswith("accuracy")
-    equal = [summary(1.0, 0.7, 0.5), summary(8.0, 0.9, 0.5)]
-    assert draw_sweep(equal).axes[0].get_ylabel().startswith("accuracy")
-    with pytest.raises(ConfigError, match="score = 'mae': use 'auroc'"):
-        draw_sweep(equal, score="mae")

@@ -32,47 +32,22 @@ from tests.children import ran
 ROOT = Path(__file__).resolve().parents[2]
 # Tests that see the machine: files and their modes, processes, signals, commands, text, packages.
 SENSITIVE = (
-    "tests/benchmarks/test_scripts.py",
-    "tests/client_app/cli",
-    "tests/client_app/datasets",
-    "tests/client_app/diagnostics",
-    "tests/client_app/features",
-    "tests/client_app/governance",
-    "tests/common/logs",
-    "tests/common/test_help.py",
-    "tests/common/test_run.py",
-    "tests/deploy",
-    "tests/docs/test_readme.py",
-    "tests/fedsurrogate",
-    "tests/server_app/cli",
-    "tests/server_app/deployment",
-    "tests/server_app/lifecycle",
-    "tests/server_app/runs",
-    "tests/test_dependencies.py",
-    "tests/test_help.py",
-    "tests/test_version.py",
-)
+    "tests/benchmarks/test_scripts.py", "tests/client_app/cli", "tests/client_app/datasets",
+    "tests/client_app/diagnostics", "tests/client_app/features", "tests/client_app/governance",
+    "tests/common/logs", "tests/common/test_help.py", "tests/common/test_run.py", "tests/deploy",
+    "tests/docs/test_readme.py", "tests/fedsurrogate", "tests/server_app/cli",
+    "tests/server_app/deployment", "tests/server_app/lifecycle", "tests/server_app/runs",
+    "tests/test_dependencies.py", "tests/test_help.py", "tests/test_version.py",
+)  # fmt: skip
 # Tests that compare rounded numbers.
 NUMERIC = (
-    "tests/attacks/privacy",
-    "tests/client_app/audit",
-    "tests/client_app/features",
-    "tests/client_app/methods",
-    "tests/client_app/model_use",
-    "tests/common/backbones",
-    "tests/common/models",
-    "tests/common/privacy",
-    "tests/common/secure_aggregation",
-    "tests/common/signed_models",
-    "tests/common/surrogates",
-    "tests/common/targets",
-    "tests/common/wire",
-    "tests/data_kinds/scales",
-    "tests/fedsurrogate",
-    "tests/pins",
-    "tests/server_app/export",
-    "tests/strategies",
-)
+    "tests/attacks/privacy", "tests/client_app/audit", "tests/client_app/features",
+    "tests/client_app/methods", "tests/client_app/model_use", "tests/common/backbones",
+    "tests/common/models", "tests/common/privacy", "tests/common/secure_aggregation",
+    "tests/common/signed_models", "tests/common/surrogates", "tests/common/targets",
+    "tests/common/wire", "tests/data_kinds/scales", "tests/fedsurrogate", "tests/pins",
+    "tests/server_app/export", "tests/strategies",
+)  # fmt: skip
 NOBODY = 65534
 # Beginnings of variables of the one who starts this, which would reach into the places.
 OWN = ("PYTEST", "FEDSURROGATE", "MAKE", "XDG_", "FLWR_", "MPLCONFIGDIR", "PYTHONPATH", "VENV")
@@ -171,26 +146,12 @@ PLACES = (
     Place("umask", "umask 077", prefix=UMASK),
     Place("homeless", "HOME cannot be written", environment={"HOME": "/nonexistent"}, user=True),
     Place("plain-text", "no LANG, no LC_ALL", environment=NO_LANGUAGE),
-    Place(
-        "background",
-        "started by a shell without job control, which ignores Ctrl-C",
-        prefix=BACKGROUND,
-    ),
+    Place("background", "started by a shell without job control, which ignores Ctrl-C", prefix=BACKGROUND),
     Place("one-core", "one core", prefix=("taskset", "--cpu-list", "0")),
-    Place(
-        "read-only",
-        "a checkout that cannot be written, as an ordinary user",
-        user=True,
-        read_only=True,
-    ),
+    Place("read-only", "a checkout that cannot be written, as an ordinary user", user=True, read_only=True),
     Place("offline", "no network but loopback", prefix=OFFLINE),
     Place("debian", "the Python of the distribution", python="/usr/bin/python3"),
-    Place(
-        "processors",
-        f"other kernels and threads: {', '.join(KERNELS)}",
-        rooms=NUMERIC,
-        kernels=KERNELS,
-    ),
+    Place("processors", f"other kernels and threads: {', '.join(KERNELS)}", rooms=NUMERIC, kernels=KERNELS),
     Place(
         "busy",
         f"an ordinary user with umask 077, a blank in the path, {BUSY} busy loops beside the demo",
@@ -200,7 +161,7 @@ PLACES = (
         busy=BUSY,
         tests=False,
     ),
-)
+)  # fmt: skip
 
 
 def borrow(folder: Path, python: str, checkout: Path) -> Path:

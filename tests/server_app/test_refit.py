@@ -93,12 +93,6 @@ def test_leaving_a_sum_of_statistics_is_exact_to_the_bit(
     assert 0 < learned["shrinkage"] <= 1
 
 
-def test_a_removed_surrogate_file_is_the_same_as_without(run: Path) -> None:
-    _, without = refit(run, without=["1"])
-    (run / "surrogates" / "1.pb").unlink()
-    assert same(refit(run)[1], without)
-
-
 @pytest.mark.parametrize(
     "settings", [SETTINGS, {"fedpft.covariance": "gram"}, {"fedpft.bits": 8}], ids=str
 )
@@ -151,18 +145,3 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, run: Path) -> None:
         file.write_bytes(file.read_bytes()[:-3])
     with pytest.raises(SurrogateError, match="not a valid surrogate"):
         refit(run)
-
-
-def test_a_manifest_without_a_configuration_is_refused(run: Path) -> None:
-    (run / "manifest.json").write_text("{}")
-    with pytest.raises(RunError, match="config"):
-        refit(run)
-
-
-def test_every_head_learned_again_is_kept(run: Path) -> None:
-    folders = [refit(run, without=[site])[0] for site in "012"]
-    assert len(set(folders)) == 3
-    assert all((folder / "model.safetensors").exists() for folder in folders)
-    before = {path: path.read_bytes() for path in run.iterdir() if path.is_file()}
-    refit(run)
-    assert {path: path.read_bytes() for path in run.iterdir() if path.is_file()} == before

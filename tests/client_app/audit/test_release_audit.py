@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from fedsurrogate.client_app.audit import disclosure
 from fedsurrogate.client_app.audit.disclosure import disclose
-from fedsurrogate.client_app.audit.output import check_attacks, limit_broken, page_of
+from fedsurrogate.client_app.audit.output import check_attacks, limit_broken
 from fedsurrogate.client_app.audit.release_audit import ReleaseAudit, audit_release
 from fedsurrogate.client_app.features.site_features import site_name
 from fedsurrogate.client_app.governance.gate import open_gate, open_ledger
@@ -28,7 +28,6 @@ from fedsurrogate.common.privacy import gaussian_mechanism
 from fedsurrogate.common.run import parse_run
 from tests import commands
 from tests.examples import class_sums_run
-from tests.uses_of_extras import hidden
 
 OPEN = "without-dp = true\nsmallest-class = 1\nepsilon-per-run = 1000\nepsilon-total = 10000\n"
 
@@ -193,18 +192,6 @@ def test_repeating_a_request_or_changing_its_seed_does_not_change_the_answer(
     key.write_bytes(b"")
     with pytest.raises(PolicyError, match=r"audit\.key' is damaged"):
         check_attacks(run, node, Policy(largest_attack_auc=0.5))
-
-
-def test_an_audit_without_matplotlib_has_its_tables_and_says_why_it_has_no_curve(
-    tmp_path: Path,
-) -> None:
-    found = attacked(hospital(tmp_path, [30, 30]))
-    assert "matplotlib is not" not in page_of(found)
-    with hidden("matplotlib"):
-        page = page_of(found)
-    assert '<svg class="audit-curve"' not in page
-    assert page.count("matplotlib is not installed where this page was written") == 1
-    assert "By class" in page
 
 
 def test_the_command_writes_a_page_and_says_why_not(

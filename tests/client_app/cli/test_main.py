@@ -87,20 +87,6 @@ def test_a_ledger_of_a_folder_that_is_not_there_is_refused(
     assert not list(tmp_path.iterdir())
 
 
-def test_ledgers_of_public_data_are_listed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
-) -> None:
-    node = f'data="digits" state-dir="{tmp_path}"'
-    config = parse_node_config(parse_overrides([node]))
-    for run in ("7", "8"):
-        open_gate(config, "digits", run).let_out(release(10.0, run=run))
-    monkeypatch.setattr(cli.console, "width", 200)
-    assert site(monkeypatch, "ledger", "show", "--node-config", node) == 0
-    message = capsys.readouterr().out
-    assert "public data" in message
-    assert [line.split("/")[-2] for line in message.splitlines()[-2:]] == ["7", "8"]
-
-
 def test_the_policy_of_the_node_config_is_the_one_that_is_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:

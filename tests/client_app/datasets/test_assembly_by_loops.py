@@ -28,7 +28,6 @@ from fedsurrogate.client_app.datasets.dataset import (
     DataSource,
     class_order,
     folder_of,
-    group,
     load,
     load_all,
     stratified_split,
@@ -41,6 +40,25 @@ from fedsurrogate.common.data_report import Loss
 from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.settings import DataKind
+
+
+@pytest.mark.parametrize("unit", ["record", "patient"])
+@pytest.mark.parametrize("private", [False, True])
+@pytest.mark.parametrize("parts", [1, 3])
+def test_a_site_is_a_source_by_its_own_settings(unit: str, private: bool, parts: int) -> None:
+    budget = {"epsilon": 1.0, "delta": 1e-5, "classes": "a,b"} if private else {"classes": "a"}
+    run = parse_run(budget)
+    at = 1 if parts > 1 else 0
+    node = NodeConfig(
+        site="s", data="parquet", data_dir="/d", dataset=("x", "y", "z"), label_column="l", patient_column="p",
+        dicom_frames="first", unit=unit, partition_id=at, num_partitions=parts,
+    )  # fmt: skip
+    assert DataSource.of_node(node, run) == DataSource(
+        kind="parquet", folder="/d", names=("x", "y", "z")[at : at + 1] if private else ("x", "y", "z"),
+        label_column="l", patient_column="p", test_fraction=run.settings.test_fraction,
+        classes=run.settings.classes, frames="first", one_by_one=private,
+        patients_protected=node.protects == "patient", noisy=private,
+    )  # fmt: skip
 
 
 @settings(max_examples=40)
@@ -66,14 +84,6 @@ def test_a_share_of_every_class_is_held_out_and_never_its_last_record(
     whole = stratified_split(torch.tensor(labels), part, seed, patients)
     firsts = stratified_split(torch.tensor(labels[::2]), part, seed)
     assert whole.tolist() == [bool(firsts[at // 2]) for at in range(len(labels))]
-
-
-@given(st.lists(st.sampled_from("abc"), max_size=9))
-def test_a_group_is_known_by_its_first_record(names: list[str]) -> None:
-    first, of = group(names)
-    distinct = list(dict.fromkeys(names))
-    assert first.tolist() == [names.index(name) for name in distinct]
-    assert of.tolist() == [distinct.index(name) for name in names]
 
 
 @given(st.lists(st.sampled_from(["10", "9", "09", "-1", "b", "B", ""]), max_size=7))
@@ -239,7 +249,6 @@ def given_dataset(
 
 
 OWN = NodeConfig(site="north", data="parquet", data_dir="x")
-TRAIN, TEST = [at for at in range(12) if at % 4], [0, 4, 8]
 
 
 def test_a_site_without_training_records_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,33 +256,6 @@ def test_a_site_without_training_records_is_refused(monkeypatch: pytest.MonkeyPa
     made.is_train[:] = False
     with pytest.raises(DataError, match=r"^site 0 of 1 has no training records; use fewer sites$"):
         share(parse_run({}), OWN)
-
-
-@pytest.mark.parametrize("unit", ["record", "patient"])
-@pytest.mark.parametrize("private", [False, True])
-@pytest.mark.parametrize("parts", [1, 3])
-def test_a_site_is_a_source_by_its_own_settings(unit: str, private: bool, parts: int) -> None:
-    run = parse_run(
-        {"epsilon": 1.0, "delta": 1e-5, "classes": "a,b"} if private else {"classes": "a"}
-    )
-    node = NodeConfig(
-        site="s", data="parquet", data_dir="/d", dataset=("x", "y", "z"), label_column="l",
-        patient_column="p", dicom_frames="first", unit=unit, partition_id=1 if parts > 1 else 0,
-        num_partitions=parts,
-    )  # fmt: skip
-    assert DataSource.of_node(node, run) == DataSource(
-        kind="parquet",
-        folder="/d",
-        names=(node.dataset[node.partition_id],) if private else ("x", "y", "z"),
-        label_column="l",
-        patient_column="p",
-        test_fraction=run.settings.test_fraction,
-        classes=run.settings.classes,
-        frames="first",
-        one_by_one=private,
-        patients_protected=node.protects == "patient",
-        noisy=private,
-    )
 
 
 KINDS = ("safetensors", "parquet")
@@ -319,13 +301,6 @@ def test_each_file_is_read_by_its_own_list(
     assert set(alone) <= {*train, *test}
     if kind == "safetensors":
         assert sorted(alone) == sorted([*train, *test])
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_shorter_list_is_a_part_of_the_longer_one(kind: DataKind, tmp_path: Path) -> None:
-    write(tmp_path, kind, "train", ["mild", "absent"], ["mild", "absent"])
-    write(tmp_path, kind, "test", ["severe", "absent", "mild"], ["mild", "severe", "absent"])
-    assert names_in(tmp_path, kind) == ["mild", "absent", "mild", "severe", "absent"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

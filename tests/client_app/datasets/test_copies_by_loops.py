@@ -9,7 +9,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,11 +20,10 @@ from fedsurrogate.client_app.datasets.images import (
     same_rows,
     without_leaks,
 )
-from fedsurrogate.client_app.datasets.left_out import LeftOut, cause_of
-from fedsurrogate.client_app.datasets.records import Records, only, select, without
-from fedsurrogate.client_app.datasets.system_files import FOLDERS, FolderWalk, of_system
+from fedsurrogate.client_app.datasets.left_out import LeftOut
+from fedsurrogate.client_app.datasets.records import Records
+from fedsurrogate.client_app.datasets.system_files import FolderWalk
 from fedsurrogate.common.data_report import Loss
-from fedsurrogate.common.errors import DataError
 
 # Alike in size and in their middle, but for one byte, which is before it, in it, or behind it.
 LONG = b"a" * 20_000
@@ -133,100 +131,6 @@ def test_under_noise_the_report_counts_copies_and_contradictions() -> None:
     assert once(patients, False).labels == []
 
 
-@settings(max_examples=30)
-@given(st.lists(st.integers(0, 4), max_size=6))
-def test_selected_records_take_all_that_belongs_to_them(rows: list[int]) -> None:
-    own = records(
-        [0, 1, 0, 3, 1],
-        "abcde",
-        is_train=torch.tensor([True, False, True, True, False]),
-        origin=tuple("vwxyz"),
-        features=torch.arange(10).reshape(5, 2),
-        patients=tuple("pqrst"),
-        values=torch.arange(5.0)[:, None],
-        bags=tuple("fghij"),
-        opener=lambda at, shortest: (at, shortest),
-        place=lambda at: f"row {at}",
-    )
-    found = select(own, rows)
-    assert found.labels == ["abcde"[at] for at in rows]
-    assert found.key == own.key
-    for name in ("origin", "patients", "bags"):
-        assert getattr(found, name) == tuple(getattr(own, name)[at] for at in rows)
-    for name in ("is_train", "features", "values"):
-        assert torch.equal(getattr(found, name), getattr(own, name)[rows])
-    assert found.same is not None
-    assert found.same().tolist() == [[0, 1, 0, 3, 1][at] for at in rows]
-    assert found.opener is not None
-    assert found.place is not None
-    for at, row in enumerate(rows):
-        assert found.opener(at, 7) == (row, 7)  # type: ignore[comparison-overlap]
-        assert found.place(at) == f"row {row}"
-    assert only(own, rows).key not in (own.key, only(own, [*rows, 0]).key)
-    assert select(own, range(5)) is own
-    left = LeftOut(one_by_one=True)
-    left.note(rows, "broken")
-    left.warn("odd")
-    rest = without(own, left)
-    assert rest.labels == [own.labels[at] for at in range(5) if at not in rows]
-    assert (rest.left_out, rest.warnings) == (tuple(left.reasons), ("odd",))
-    assert (rest.key == own.key) == (not rows)
-
-
-def test_what_is_left_out_is_counted_once() -> None:
-    left = LeftOut(one_by_one=True)
-    left.note([1, 1, 2], "two")
-    left.note([2], "none more")
-    left.count_once([2, 3, 3], "one copy")
-    left.note_unread(4, "four")
-    left.note_unread(0, "none")
-    left.skip(5, "five")
-    assert left.reasons == [Loss("two", 2), Loss("one copy", 1), Loss("four", 4), Loss("five", 5)]
-    assert left.kept(5) == [0, 4]
-    strict = LeftOut()
-    for note in (
-        lambda: strict.note([1], "caf\udce9"),
-        lambda: strict.note_unread(1, "caf\udce9"),
-        lambda: strict.warn("caf\udce9"),
-    ):
-        with pytest.raises(DataError, match=r"^caf\\udce9$"):
-            note()
-    # Without a row, nothing is refused; copies and files that are no records never are.
-    strict.note([], "none")
-    strict.note_unread(0, "none")
-    strict.count_once([1], "copy")
-    strict.skip(1, "file")
-    assert (strict.reasons, strict.rows, strict.warnings) == (
-        [Loss("copy", 1), Loss("file", 1)],
-        {1},
-        [],
-    )
-
-
-def test_files_of_systems_are_known_by_their_names() -> None:
-    named = (
-        "__macosx @eadir #recycle #snapshot @recycle @recently-snapshot @__thumb @tmp @synoresource "
-        "#synorecycle ~snapshot _vti_cnf _vti_pvt recycler recycled lost+found __pycache__ thumbs.db "
-        "desktop.ini thevolumesettingsfolder"
-    )
-    known = {*named.split(), "system volume information", "network trash folder", "temporary items"}
-    assert known == FOLDERS
-    for name in (*known, ".x", "$x", "~$x", "found.000", "FOUND.123", " Thumbs.DB ", "LOST+FOUND"):
-        assert of_system(name), name
-    for name in (
-        "x",
-        "x.",
-        "~x",
-        "found.00",
-        "found.0000",
-        "found.abc",
-        "xfound.000",
-        "macosx",
-        "",
-    ):
-        assert not of_system(name), name
-
-
 def test_what_is_no_record_on_the_way_is_counted_by_its_kind(tmp_path: Path) -> None:
     for name in (
         "a/1.png",
@@ -264,17 +168,6 @@ def test_what_is_no_record_on_the_way_is_counted_by_its_kind(tmp_path: Path) -> 
     }
 
 
-def test_failures_of_a_disk_are_causes_and_a_missing_file_is_none() -> None:
-    import errno
-
-    for name in ("EDQUOT", "EIO", "EMFILE", "ENFILE", "ENOMEM", "ENOSPC", "EROFS", "ESTALE"):
-        assert cause_of(OSError(getattr(errno, name), "x")) == "the disk or the system failed", name
-    for other in (OSError(errno.ENOENT, "x"), OSError("x"), ValueError(errno.EIO), DataError("x")):
-        assert cause_of(other) == ""
-    for error in (MemoryError(), torch.OutOfMemoryError()):
-        assert cause_of(error) == "there is not enough memory for all records"
-
-
 @settings(max_examples=100, deadline=None)
 @given(
     rows=st.lists(
@@ -292,3 +185,12 @@ def test_the_group_of_a_row_is_its_first_row_with_the_same_bytes(
     for at, own in enumerate(content):
         for other in range(at):
             assert (found[at] == found[other]) == (own == content[other])
+
+
+def test_what_is_left_out_is_counted_once() -> None:
+    left = LeftOut(one_by_one=True)
+    left.note([1, 1, 2], "two")
+    left.note([2], "none more")
+    left.count_once([2, 3, 3], "one copy")
+    assert left.reasons == [Loss("two", 2), Loss("one copy", 1)]
+    assert left.kept(5) == [0, 4]

@@ -116,16 +116,10 @@ def test_records_without_a_label_or_a_file_are_left_out_and_counted(
 @pytest.mark.parametrize(
     ("table", "reason"),
     [
-        (
-            "PatientID,label\n1,a\n1,b\n",
-            "line 2 and line 3 of .* name the same PatientID but differ in 'label'",
-        ),
+        ("PatientID,label\n1,a\n1,b\n", "line 2 and line 3 of .* name the same PatientID but differ in 'label'"),
         ("PatientID,label\n1,a\n,b\n", "line 3 of .* has no PatientID or no label"),
         ("PatientID,label\n1,\n", "line 2 of .* has no PatientID or no label"),
-        (
-            "PatientID,label\n77secret,a\n",
-            "none of the 2 DICOM images in .* is named by the column 'PatientID'",
-        ),
+        ("PatientID,label\n77secret,a\n", "none of the 2 DICOM images in .* is named by the column 'PatientID'"),
         ("PatientID,label\n1,a\n77secret\n", "line 3 has 1 columns, but the first has 2"),
         (
             "Patient,label\n1,a\n",
@@ -135,7 +129,7 @@ def test_records_without_a_label_or_a_file_are_left_out_and_counted(
         ("PatientID,finding\n1,a\n", "lacks the columns 'label'"),
         ("PatientID,label,split\n1,a,dev\n2,a,test\n", "'split' of .* holds 'dev'"),
     ],
-)
+)  # fmt: skip
 def test_a_table_that_cannot_be_right_is_refused_without_showing_a_patient(
     tmp_path: Path, table: str, reason: str
 ) -> None:

@@ -33,7 +33,6 @@ from fedsurrogate.client_app.datasets.dicom_files import (
     encoding_of,
     is_dicom,
     is_dicom_file,
-    plugins_for,
 )
 from fedsurrogate.client_app.datasets.dicom_pixels import open_dicom, open_single
 from fedsurrogate.common.errors import DataError
@@ -125,15 +124,6 @@ def test_a_file_without_data_is_as_it_states_and_a_deflated_one_is_refused() -> 
         encoding_of(written(DeflatedExplicitVRLittleEndian, False, True))
     with pytest.raises(InvalidDicomError, match="neither the mark of DICOM nor a first element"):
         encoding_of(io.BytesIO(b"no image"))
-
-
-def test_pixels_that_are_not_compressed_need_no_decoder_and_others_one_that_can() -> None:
-    assert plugins_for(ExplicitVRLittleEndian, False) == ()
-    twelve = "1.2.840.10008.1.2.4.51"
-    assert "pillow" in (plugins_for(twelve, False) or ())
-    assert "pillow" not in (plugins_for(twelve, True) or ())
-    with pytest.raises(NotImplementedError):
-        plugins_for("1.2.3", False)
 
 
 LEVELS = np.arange(16, dtype=np.uint8).reshape(4, 4)

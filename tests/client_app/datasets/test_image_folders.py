@@ -14,10 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.client_app.datasets.image_folders import (
-    IMAGE_SUFFIXES,
     find_table,
     find_tables,
-    folder_bags,
     in_class_folders,
     read_imagefolder,
 )
@@ -98,41 +96,21 @@ def test_under_noise_a_files_own_path_decides(
     assert len(in_class_folders(root, png, left, source)[0]) == 2
 
 
-def test_folders_inside_that_of_a_class_are_bags(tmp_path: Path) -> None:
-    files = ("a/1.png", "a/p/2.png", "a/p/3.png", "a/p/q/4.png", "b/p/5.png")
-    root = make(tmp_path, *files)
-    wanted = ["a/1.png", "a/p", "a/p", "a/p/q", "b/p"]
-    pairs = [(root / name, name[0]) for name in files]
-    assert folder_bags(root, pairs) == tuple(str(root / name) for name in wanted)
-    found = read(root, bags="folder")
-    assert found.bags == tuple(str(root / name) for name in wanted)
-
-
 @pytest.mark.parametrize(
     ("names", "classes", "bags", "why"),
     [
-        (
-            ("train/a/1.png", "val/a/2.png"),
-            (),
-            None,
-            "the folders 'train', 'val' in 'ROOT' are parts",
-        ),
+        (("train/a/1.png", "val/a/2.png"), (), None, "the folders 'train', 'val' in 'ROOT' are parts"),
         (("Train/a/1.png",), (), None, "set data-dir to 'ROOT/Train', which is then split here"),
         (("train/a/1.png", "val/a/2.png"), (), None, "not classes; name them 'train' and 'test'"),
         (("train/1.png", "val/2.png"), ("val",), None, ""),
-        (
-            ("all/a/1.png", "all/b/2.png"),
-            (),
-            None,
-            "all images in 'ROOT' are in folders inside 'all'",
-        ),
+        (("all/a/1.png", "all/b/2.png"), (), None, "all images in 'ROOT' are in folders inside 'all'"),
         (("all/a/1.png", "all/b/2.png"), (), "folder", ""),
         (("all/a/1.png", "all/a/2.png"), (), None, ""),
         (("all/a/1.png", "all/b/2.png", "all/3.png"), (), None, ""),
         (("all/a/1.png", "all/b/2.png"), ("all",), None, ""),
         (("all/a/1.png", "more/b/2.png"), (), None, ""),
     ],
-)
+)  # fmt: skip
 def test_folders_that_are_no_classes_are_named(
     tmp_path: Path, names: tuple[str, ...], classes: tuple[str, ...], bags: str | None, why: str
 ) -> None:
@@ -213,29 +191,17 @@ def test_a_table_says_label_site_patient_and_part_of_each_file(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("rows", "why", "kept"),
     [
-        (
-            ["1.png,a,v,8,train", ",b,v,8,train"],
-            "1 rows of 'T' have no path, such as line 3; fill",
-            1,
-        ),
+        (["1.png,a,v,8,train", ",b,v,8,train"], "1 rows of 'T' have no path, such as line 3; fill", 1),
         (["../1.png,a,v,8,train", "1.png,a,v,8,train"], "line 2 of 'T': path '../1.png' leaves", 1),
         (["/1.png,a,v,8,train", "1.png,a,v,8,train"], "line 2 of 'T': path '/1.png' leaves", 1),
-        (
-            ["1.png,a,v,8,train", "1.png,a,v,9,train"],
-            "line 2 and line 3 of 'T' name the same image but",
-            2,
-        ),
-        (
-            ["1.png,a,v,8,train", "1.png,a,v,8,test"],
-            "line 2 and line 3 of 'T' name the same image but",
-            2,
-        ),
+        (["1.png,a,v,8,train", "1.png,a,v,9,train"], "line 2 and line 3 of 'T' name the same image but", 2),
+        (["1.png,a,v,8,train", "1.png,a,v,8,test"], "line 2 and line 3 of 'T' name the same image but", 2),
         (["2.png,a,v,8,train"], "none of the 1 files in 'T' exists, such as 'ROOT/2.png'", 1),
         (["1.png,,v,8,train"], "1 of 1 records have no label ('label' of 'T'), such as line 2", 0),
         (["1.png,a,,8,train"], "1 of 1 records have no site ('ward' of 'T'), such as line 2", 0),
         (["1.png,a,v,,train"], "1 of 1 records have no patient ID", 0),
     ],
-)
+)  # fmt: skip
 def test_a_row_that_cannot_be_right_is_named_or_left_out(
     tmp_path: Path, rows: list[str], why: str, kept: int
 ) -> None:
@@ -245,19 +211,6 @@ def test_a_row_that_cannot_be_right_is_named_or_left_out(
         read(root, site_column="ward", patient_column="person")
     found = read(root, one_by_one=True, site_column="ward", patient_column="person")
     assert len(found.labels) == kept
-
-
-def test_columns_of_a_table_that_are_missing_are_named(tmp_path: Path) -> None:
-    root = table(make(tmp_path, "1.png"), "1.png,a,v,8,train")
-    more: dict[str, Any]
-    for more in ({"site_column": "clinic"}, {"patient_column": "clinic"}):
-        with pytest.raises(DataError, match="clinic"):
-            read(root, **more)
-
-
-def test_images_are_known_by_these_names() -> None:
-    names = "apng avif bmp dib gif j2c j2k jfif jp2 jpe jpeg jpf jpg jpx pbm pgm png pnm ppm tif tiff webp"
-    assert {f".{name}" for name in names.split()} == IMAGE_SUFFIXES
 
 
 # Tables, and what is none: another file, a system's copy, a folder named like a table.

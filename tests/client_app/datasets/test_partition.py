@@ -79,13 +79,6 @@ def test_parts_are_the_same_in_every_process() -> None:
     )
 
 
-@pytest.mark.parametrize(("alpha", "sites"), [(0.01, 50), (0.001, 20), (0.1, 400)])
-def test_dirichlet_never_fails_or_leaves_a_site_empty(alpha: float, sites: int) -> None:
-    parts = partition(LABELS, None, resolved(alpha=alpha), sites)
-    assert min(len(part) for part in parts) >= 1
-    assert torch.equal(torch.cat(parts).sort().values, torch.arange(400))
-
-
 def test_a_site_of_a_column_holds_one_value() -> None:
     parts = partition(LABELS, ORIGIN, of_kind("column"), 2)
     assert [{ORIGIN[i] for i in part.tolist()} for part in parts] == [{"north"}, {"south"}]
@@ -360,18 +353,6 @@ def test_test_records_of_a_class_follow_its_training_records_by_largest_remainde
     assert [part.tolist() for part in found] == [sorted(part) for part in wanted]
 
 
-@pytest.mark.parametrize("sites", [1, 3, 6])
-def test_equal_shares_are_cut_from_one_shuffled_order(sites: int) -> None:
-    order = order_of(6, 4)
-    found = _partition(
-        torch.zeros(6, dtype=torch.int64), None, settings_of(partition="iid", seed=4), sites
-    )
-    size = 6 // sites
-    assert [part.tolist() for part in found] == [
-        sorted(order[at : at + size]) for at in range(0, 6, size)
-    ]
-
-
 @few
 @given(
     st.lists(st.tuples(st.integers(0, 9), st.integers(0, 2), st.booleans()), max_size=40),
@@ -405,3 +386,15 @@ def test_a_patient_is_dealt_by_the_class_of_the_first_training_record(
         patients=tuple(str(who) for who, *_ in records),
     )
     assert [part.tolist() for part in _train_parts(dataset, chosen, sites)] == wanted
+
+
+@pytest.mark.parametrize("sites", [1, 3, 6])
+def test_equal_shares_are_cut_from_one_shuffled_order(sites: int) -> None:
+    order = order_of(6, 4)
+    found = _partition(
+        torch.zeros(6, dtype=torch.int64), None, settings_of(partition="iid", seed=4), sites
+    )
+    size = 6 // sites
+    assert [part.tolist() for part in found] == [
+        sorted(order[at : at + size]) for at in range(0, 6, size)
+    ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import os
@@ -23,12 +22,11 @@ from fedsurrogate.client_app.datasets.dataset import DataSource, load
 from fedsurrogate.client_app.datasets.feature_files import read_safetensors
 from fedsurrogate.client_app.datasets.left_out import (
     LeftOut,
-    loss_of_other_classes,
     warnings_of_data,
 )
 from fedsurrogate.client_app.datasets.readers import content_key, split_files
-from fedsurrogate.client_app.datasets.source import require_columns, some
-from fedsurrogate.client_app.datasets.tables import name_or_blank, names_in, number_in
+from fedsurrogate.client_app.datasets.source import some
+from fedsurrogate.client_app.datasets.tables import name_or_blank, names_in
 from fedsurrogate.common.data_report import Loss
 from fedsurrogate.common.errors import DataError
 
@@ -187,25 +185,6 @@ def test_a_data_set_is_one_file_or_two_halves(there: set[str], name: str) -> Non
         ]
 
 
-@given(
-    wanted=st.dictionaries(st.sampled_from("abc"), st.sampled_from(["", "correct x", "correct y"])),
-    present=st.lists(st.sampled_from("abc"), max_size=3, unique=True),
-)
-def test_missing_columns_are_named_with_the_settings_that_name_them(
-    wanted: dict[str, str], present: list[str]
-) -> None:
-    missing = [name for name in wanted if name not in present]
-    if not missing:
-        require_columns(Path("t"), wanted, present)
-        return
-    with pytest.raises(DataError) as error:
-        require_columns(Path("t"), wanted, present)
-    lacks, _, todo = str(error.value).partition("; rename them")
-    assert lacks == f"'t' lacks the columns {some(missing)}; it has {some(present)}"
-    helpful = {wanted[name] for name in missing} - {""}
-    assert set(todo.split(", or ")[1:]) == helpful
-
-
 FEATURES = {"info": {"features": {"label": {"names": ["cat", "dog"]}, "other": 3, "none": {}}}}
 
 
@@ -223,25 +202,6 @@ def test_classes_that_hugging_face_declares(
     found = load(DataSource("parquet", str(tmp_path), label_column=column), 0)
     whole = text is not None and len(text) > 9 and column == "label"
     assert found.classes == (("cat", "dog") if whole else ("0", "1"))
-
-
-@pytest.mark.parametrize("values", itertools.product(["", "s"], ["", "p"], [None, "", "b"]))
-def test_columns_that_are_set_are_refused_where_there_are_none(
-    values: tuple[str, str, str | None],
-) -> None:
-    site, patient, bags = values
-    given_ = [
-        (key, value)
-        for key, value in zip(("site-column", "patient-column", "bag-column"), values, strict=True)
-        if value
-    ]
-    source = DataSource("digits", site_column=site, patient_column=patient, bags=bags)
-    if not given_:
-        assert len(load(source, 0)) == 1797
-        return
-    with pytest.raises(DataError) as error:
-        load(source, 0)
-    assert str(error.value).startswith("{} = {!r}: the digits have no".format(*given_[0]))
 
 
 CELLS = st.sampled_from(["cat", " cat", "", "n/a", None, 1.0, True, math.nan, 1j, object(), "None"])
@@ -292,38 +252,6 @@ def test_bytes_that_are_no_text_are_a_name_only_where_records_are_left_out_one_b
     assert names_in(["a\udcff"], "class", LeftOut(one_by_one=True)) == ("a\udcff",)
     with pytest.raises(DataError, match=r"1 of 2 records have a text that is not UTF-8 as class"):
         names_in(["b", "a\udcff"], "class", LeftOut())
-
-
-@pytest.mark.parametrize(
-    ("cell", "number"),
-    [
-        (True, 1.0), (3, 3.0), (2.5, 2.5), (" 2.50 ", 2.5), ("", math.nan), (None, math.nan),
-        ("n/a", math.nan), ("mild", None), ("1,5", None), (10**400, None), (object(), None),
-        ("inf", math.inf), (math.nan, math.nan),
-    ],
-)  # fmt: skip
-def test_a_cell_is_a_number_a_gap_or_nothing(cell: object, number: float | None) -> None:
-    found = number_in(cell)
-    assert (found is None) == (number is None)
-    assert repr(found) == repr(number)
-
-
-@given(st.dictionaries(st.sampled_from("abcdefg"), st.integers(1, 9)))
-def test_records_of_other_classes_are_counted_and_five_classes_named(
-    counts: dict[str, int],
-) -> None:
-    found = loss_of_other_classes(Counter(counts))
-    if not counts:
-        assert found == ()
-        return
-    (loss,) = found
-    assert loss.count == sum(counts.values())
-    ranked = sorted(counts, key=lambda name: -counts[name])
-    assert loss.why == (
-        f"{loss.count} records are of no class of the run: "
-        + ", ".join(f"'{name}' ({counts[name]})" for name in ranked[:5])
-        + (", ..." if len(counts) > 5 else "")
-    )
 
 
 @settings(max_examples=150)

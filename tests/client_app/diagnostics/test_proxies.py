@@ -142,38 +142,6 @@ def test_packets_that_are_lost_when_they_are_large_are_noticed(
     assert "MTU" in found["packets"].remedy
 
 
-def test_a_name_with_ipv6_addresses_only_and_no_route_is_recognised(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """2001:db8:: is for documentation: no machine has a route to it."""
-    there = [(socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("2001:db8::7", 9092, 0, 0))]
-    monkeypatch.setattr(connection_checks.socket, "getaddrinfo", lambda *_, **__: there)
-
-    def refuse(*_: object) -> None:
-        raise OSError(101, "Network is unreachable")
-
-    monkeypatch.setattr(connection_checks.socket, "create_connection", refuse)
-    *_, last = check_link(Link("fl.example.org", 9092, None, None))
-    assert last.state == "FAIL"
-    assert "IPv6 addresses only" in last.found
-    assert "enable_ipv6" in last.remedy
-
-
-def test_a_name_that_this_resolver_does_not_know_hints_at_split_dns() -> None:
-    (only,) = check_link(Link("fl.invalid", 9092, None, None))
-    assert (only.what, only.state) == ("name", "FAIL")
-    assert "the containers have another DNS server" in only.remedy
-
-
-def test_a_variable_in_capital_letters_is_noticed_when_the_way_fails(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example.org:3128")
-    last = list(check_link(Link("fl.invalid", 9092, None, None)))[-1]
-    assert (last.what, last.state) == ("proxy", "WARN")
-    assert "set https_proxy, in small letters" in last.remedy
-
-
 @pytest.mark.parametrize(
     ("environment", "expected"),
     [
@@ -210,3 +178,29 @@ def test_processes_of_one_machine_talk_without_the_proxy() -> None:
     assert without_proxy_here({"grpc_proxy": "http://p:1"}) == {"no_grpc_proxy": here}
     assert without_proxy_here({"HTTPS_PROXY": "http://p:1"}) == {"no_proxy": here}
     assert proxy_for("127.0.0.1", {"https_proxy": "http://p:1"} | known) is None
+
+
+def test_a_name_with_ipv6_addresses_only_and_no_route_is_recognised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """2001:db8:: is for documentation: no machine has a route to it."""
+    there = [(socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("2001:db8::7", 9092, 0, 0))]
+    monkeypatch.setattr(connection_checks.socket, "getaddrinfo", lambda *_, **__: there)
+
+    def refuse(*_: object) -> None:
+        raise OSError(101, "Network is unreachable")
+
+    monkeypatch.setattr(connection_checks.socket, "create_connection", refuse)
+    *_, last = check_link(Link("fl.example.org", 9092, None, None))
+    assert last.state == "FAIL"
+    assert "IPv6 addresses only" in last.found
+    assert "enable_ipv6" in last.remedy
+
+
+def test_a_variable_in_capital_letters_is_noticed_when_the_way_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example.org:3128")
+    last = list(check_link(Link("fl.invalid", 9092, None, None)))[-1]
+    assert (last.what, last.state) == ("proxy", "WARN")
+    assert "set https_proxy, in small letters" in last.remedy

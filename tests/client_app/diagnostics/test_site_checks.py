@@ -220,19 +220,11 @@ def test_what_would_start_foreign_code_is_found_by_its_number(
         ),
         ("python -Wignore -u /venv/bin/flower-supernode", True, False),
         ("python --check-hash-based-pycs never -B /venv/bin/flower-supernode", True, False),
-        (
-            "python -c __import__('flwr.supernode.cli').supernode.cli.flower_supernode()",
-            True,
-            False,
-        ),
+        ("python -c __import__('flwr.supernode.cli').supernode.cli.flower_supernode()", True, False),
         ("python -W ignore /venv/bin/site join --superlink flower-supernode", False, False),
-        (
-            "python -W ignore -m fedsurrogate.client_app.cli.main doctor flower_supernode",
-            False,
-            False,
-        ),
+        ("python -W ignore -m fedsurrogate.client_app.cli.main doctor flower_supernode", False, False),
     ],
-)
+)  # fmt: skip
 def test_isolation_is_read_from_a_command_line(
     command: str, supernode: bool, isolated: bool
 ) -> None:
@@ -254,15 +246,11 @@ def test_a_command_line_of_any_length_is_read_at_once() -> None:
     [
         ("/venv/bin/flower-superexec --plugin-type clientapp --insecure", True),
         ("/venv/bin/python /venv/bin/flower-superexec --plugin-type=clientapp", True),
-        (
-            "/venv/bin/python -W ignore -m flwr.supercore.cli.flower_superexec --plugin-t "
-            "clientapp",
-            True,
-        ),
+        ("/venv/bin/python -W ignore -m flwr.supercore.cli.flower_superexec --plugin-t " "clientapp", True),
         ("/venv/bin/flower-superexec --plugin-type serverapp", False),
         ("/venv/bin/python /venv/bin/site app --plugin-type clientapp", False),
     ],
-)
+)  # fmt: skip
 def test_a_superexec_that_starts_client_apps_is_recognised(command: str, found: bool) -> None:
     assert starts_client_apps(command.split()) is found
 

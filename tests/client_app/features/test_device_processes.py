@@ -183,32 +183,6 @@ def test_a_backbone_that_another_process_cannot_load_is_an_error_that_keeps_shar
     assert type(error.value) is FedSurrogateError
 
 
-def test_a_process_that_cannot_be_started_is_not_a_fault_of_the_cache(
-    tmp_path: Path, processes: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    processes(2)
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
-    with pytest.raises(FedSurrogateError, match="on cpu cannot be started") as error:
-        features(tmp_path)
-    assert type(error.value) is FedSurrogateError
-
-
-def test_too_many_open_files_are_not_a_fault_of_the_cache(
-    tmp_path: Path, processes: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    processes(2)
-
-    def none() -> None:
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    monkeypatch.setattr(device_processes, "Pipe", none)
-    with pytest.raises(
-        FedSurrogateError, match=r"on cpu cannot be started .*Too many open files"
-    ) as error:
-        features(tmp_path)
-    assert type(error.value) is FedSurrogateError
-
-
 def test_a_site_starts_processes_for_its_own_images(
     tmp_path: Path, processes: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,3 +214,19 @@ def test_only_a_device_without_a_number_is_all_gpus(
     assert devices.gpus_of(torch.device(device)) == tuple(
         f"cuda:{index}" for index in range(expected)
     )
+
+
+def test_too_many_open_files_are_not_a_fault_of_the_cache(
+    tmp_path: Path, processes: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes(2)
+
+    def none() -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(device_processes, "Pipe", none)
+    with pytest.raises(
+        FedSurrogateError, match=r"on cpu cannot be started .*Too many open files"
+    ) as error:
+        features(tmp_path)
+    assert type(error.value) is FedSurrogateError

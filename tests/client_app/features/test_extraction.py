@@ -196,12 +196,6 @@ def test_on_a_processor_no_image_is_computed_with_another(
     assert seen == {(1, 0, 4 * 5 * 5 * 3)} or seen == {(1, 0, 4 * 5 * 5)}
 
 
-def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, pixels: Backbone) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match="cache-dir"):
-        extract(dataset_of(tmp_path / "d", [png(1)]), pixels, tmp_path / "file")
-
-
 @pytest.mark.slow
 def test_bits_do_not_depend_on_cores_threads_or_batch_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mobilenet_weights: Path
@@ -547,49 +541,6 @@ def test_shards_are_written_when_all_their_records_are_there_and_read_back_if_un
         assert [each.start for each in ShardWriter.resumed(folder, count).missing()] == [hit]
 
 
-@pytest.mark.parametrize("bad", [0, 3, 19, 20, 21, 25])
-@pytest.mark.parametrize("endless", [False, True])
-def test_the_log_names_twenty_broken_images_and_counts_all(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, bad: int, endless: bool
-) -> None:
-    """In the order of the records, whether they cannot be read or their features are not finite."""
-    total, fake = 40, Fake("cpu", True)
-
-    def opened(index: int, _: int) -> Image.Image:
-        if index < bad and not endless:
-            raise OSError(f"cut at {index}")
-        return Image.new("RGB", (2, 2), (index,) * 3)
-
-    def forward(images: Tensor) -> Tensor:
-        found = fake.forward(images)
-        return torch.where(found[:, :1] < bad, torch.inf, found) if endless else found
-
-    images = Dataset("wards", torch.zeros(total, dtype=torch.int64), ("a",),
-                     torch.ones(total, dtype=torch.bool), "key", opener=opened)  # fmt: skip
-    with caplog.at_level("INFO", "fedsurrogate.site"):
-        found = extract(images, replace(fake.backbone, forward=forward), tmp_path)
-    assert found.ok.tolist() == [row >= bad for row in range(total)]
-    assert found.x[bad:].tolist() == [[row, 2 * row] for row in range(bad, total)]
-    assert not found.x[:bad].any()
-    lines = [each.getMessage() for each in caplog.records]
-    why = (
-        (lambda row: "features that are NaN or beyond +-65504")
-        if endless
-        else (lambda row: f"OSError: cut at {row}")
-    )
-    wanted = [
-        f"wards: record {row + 1} is broken and skipped ({why(row)})" for row in range(min(bad, 20))
-    ]
-    assert [line for line in lines if "is broken" in line] == wanted
-    (last,) = (line for line in lines if " images in " in line)
-    assert last.startswith(f"wards: features of {total - bad} images in ")
-    assert last.endswith(f", {bad} broken images skipped")
-    again = extract(images, replace(fake.backbone, forward=forward), tmp_path)
-    assert (found.cached, again.cached) == (False, True)
-    assert torch.equal(torch.as_tensor(again.x), torch.as_tensor(found.x))
-    assert found.fingerprint == again.fingerprint == "f"
-
-
 def test_images_that_all_fail_are_refused_with_the_reason_of_the_first(tmp_path: Path) -> None:
     def opened(index: int, _: int) -> Image.Image:
         raise OSError(f"cut at {index}")
@@ -614,3 +565,9 @@ def test_images_that_all_fail_are_refused_with_the_reason_of_the_first(tmp_path:
             tmp_path,
         )
     assert not [each for each in tmp_path.rglob("*") if each.name.endswith((".npy", ".partial"))]
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, pixels: Backbone) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="cache-dir"):
+        extract(dataset_of(tmp_path / "d", [png(1)]), pixels, tmp_path / "file")

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.client_app.features import cache, extraction
-from fedsurrogate.client_app.features.cache import MIB, chunks, clipped_features, make_room, written
+from fedsurrogate.client_app.features.cache import MIB, clipped_features, make_room, written
 from fedsurrogate.client_app.features.extraction import Features
 from fedsurrogate.client_app.governance.work_limits import has_room, remove_oldest
 from fedsurrogate.client_app.node_config import NodeConfig
@@ -26,17 +26,6 @@ TABLES = st.tuples(st.integers(0, 9), st.integers(1, 4), st.integers(0, 99))
 def table(shape: tuple[int, int, int]) -> torch.Tensor:
     count, width, seed = shape
     return torch.randn(count, width, generator=torch.Generator().manual_seed(seed))
-
-
-@given(count=st.integers(0, 20), width=st.integers(0, 9), size=st.integers(1, 30))
-def test_slices_divide_all_rows(count: int, width: int, size: int) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cache, "CHUNK", size)
-        found = [list(range(count))[each] for each in chunks(count, width)]
-    assert [row for part in found for row in part] == list(range(count))
-    rows = max(1, size // max(1, width))
-    assert all(len(part) == rows for part in found[:-1])
-    assert all(part for part in found)
 
 
 @settings(max_examples=60, deadline=None)

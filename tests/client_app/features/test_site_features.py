@@ -247,32 +247,6 @@ def test_the_report_names_a_broken_record_and_reopens_images_only_for_a_person()
     assert examples_of(dataset([0] * 2, features=torch.zeros(2, D)), [1]) == "record 2"
 
 
-@given(count=st.integers(1, 70))
-def test_at_most_sixteen_images_are_opened_again_and_four_faults_named(count: int) -> None:
-    opened: list[int] = []
-
-    def opener(index: int, shortest: int) -> Any:
-        opened.append(index)
-        raise OSError("abcdefghijklmnop"[len(opened) % 16])
-
-    words = examples_of(dataset([0] * 70, opener=opener), range(count))
-    step = math.ceil(count / 16)
-    assert opened == list(range(0, count, step))
-    assert words.count("record") == min(4, len(opened))
-
-
-def test_lost_images_of_bags_are_a_warning() -> None:
-    report = DataReport("wards", 3, warnings=("first",))
-    found = features(2, set(), set())
-    assert with_lost_images(report, found) is report
-    for ok, words in (([True] * 3, None), ([False, True, False], "2 images cannot be read")):
-        own = Features(found.x, found.ok, "f", 0.0, False, Bags((), torch.tensor(ok)))
-        made = with_lost_images(report, own)
-        assert made.warnings[0] == "first"
-        warning = f"{words}, and are left out of their bags"
-        assert made.warnings[1:] == ((warning,) if words else ())
-
-
 def test_a_warning_of_odd_columns_is_for_runs_without_frames_and_ranges(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -365,3 +339,15 @@ def test_weights_on_a_hospitals_disk_are_named_by_the_hospital(
     site_backbone(stated.settings, NodeConfig(**hospital, weights_path="own"))
     options = BackboneOptions((0.1, 0.2, 0.3), (), "cls", download=True)
     assert made.pop() == ("timm:local-dir:/m", "own", 0, "cpu", options)
+
+
+def test_lost_images_of_bags_are_a_warning() -> None:
+    report = DataReport("wards", 3, warnings=("first",))
+    found = features(2, set(), set())
+    assert with_lost_images(report, found) is report
+    for ok, words in (([True] * 3, None), ([False, True, False], "2 images cannot be read")):
+        own = Features(found.x, found.ok, "f", 0.0, False, Bags((), torch.tensor(ok)))
+        made = with_lost_images(report, own)
+        assert made.warnings[0] == "first"
+        warning = f"{words}, and are left out of their bags"
+        assert made.warnings[1:] == ((warning,) if words else ())

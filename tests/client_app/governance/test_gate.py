@@ -200,26 +200,18 @@ OPEN = Policy(
     ("run", "change", "words"),
     [
         ({}, {"require_seal": True}, "require-seal = true"),
-        (
-            {},
-            {"require_secure_aggregation": True},
-            "require-secure-aggregation = true: the run would show",
-        ),
+        ({}, {"require_secure_aggregation": True}, "require-secure-aggregation = true: the run would show"),
         (SUMMED, {"smallest_colluding": 0.9}, "smallest-colluding = 0.9: the run is safe only"),
         ({"classes": "a,b"}, {"most_classes": 1}, "most-classes = 1: the run requests 2"),
         ({}, {"methods": ("average",)}, "methods = average: the run requests 'fedpft'"),
         ({}, {"backbones": ("timm:*",)}, "backbones = timm:*: the run requests 'pixels'"),
         (PRIVATE, {"mechanisms": ("dp-em",)}, "mechanisms = dp-em: the run requests 'sums'"),
         ({}, {"without_dp": False}, "without-dp = false: the run has no differential privacy"),
-        (
-            SUMMED | {"method": "fedavg"},
-            {"exact_sums_at_models": False},
-            "exact-sums-at-models = false",
-        ),
+        (SUMMED | {"method": "fedavg"}, {"exact_sums_at_models": False}, "exact-sums-at-models = false"),
         (PRIVATE, {"epsilon_per_run": 0.5}, "epsilon-per-run = 0.5: the run requests epsilon = 1"),
         (PRIVATE, {"delta": 1e-6}, "delta = 1e-06: the run requests delta = 1e-05"),
     ],
-)
+)  # fmt: skip
 def test_each_rule_alone_refuses_a_run_that_all_others_allow(
     tmp_path: Path, run: dict[str, Any], change: dict[str, Any], words: str
 ) -> None:

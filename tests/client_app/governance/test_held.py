@@ -187,12 +187,7 @@ def test_work_that_fails_with_records_is_done_without(
 def test_every_cause_is_one_of_all_records() -> None:
     """The list is closed: a cause that is added here must be one that no record can have."""
     assert {kind.__name__ for kinds, _ in CAUSES for kind in kinds} == {
-        "NoRecordsError",
-        "SourceError",
-        "BackboneError",
-        "PackageError",
-        "MemoryError",
-        torch.OutOfMemoryError.__name__,
-        AcceleratorError.__name__,
-    }
+        "NoRecordsError", "SourceError", "BackboneError", "PackageError", "MemoryError",
+        torch.OutOfMemoryError.__name__, AcceleratorError.__name__,
+    }  # fmt: skip
     assert not {errno.ENOENT, errno.EACCES, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP} & SYSTEM

@@ -22,7 +22,7 @@ from fedsurrogate.client_app.methods.baselines import _of_all, compare
 from fedsurrogate.client_app.methods.job import Job
 from fedsurrogate.client_app.methods.local_training import distil, local_head, own_head
 from fedsurrogate.client_app.node_config import NodeConfig
-from fedsurrogate.common.errors import DataError, SurrogateError
+from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.models.training_parts import train_on_features
@@ -194,14 +194,9 @@ def test_a_teacher_of_something_else_is_refused(change: dict[str, Any], tmp_path
 
 SITES = 3
 SETTINGS: dict[str, Any] = {
-    "backbone": "pixels",
-    "data": "digits",
-    "head.min-steps": 20,
-    "head.epochs": 1,
-    "test-fraction": 0.5,
-    "partition": "dirichlet",
-    "alpha": 0.3,
-}
+    "backbone": "pixels", "data": "digits", "head.min-steps": 20, "head.epochs": 1,
+    "test-fraction": 0.5, "partition": "dirichlet", "alpha": 0.3,
+}  # fmt: skip
 
 
 def run_baselines(**more: Any) -> Run:
@@ -263,17 +258,6 @@ def test_baselines_are_those_of_the_sites_own_records(tmp_path: Path) -> None:
     alone = compare(model, run_baselines(), node(tmp_path), baselines=True)
     assert not any(key.startswith("bytes") for key in alone)
     assert alone["accuracy.majority"] == found["accuracy.majority"]
-
-
-def test_a_site_with_data_of_its_own_compares_nothing(tmp_path: Path) -> None:
-    model = Head(Header("fedpft", "r", "c", "f", ("0",)), torch.zeros(1, 64), torch.zeros(1))
-    with pytest.raises(DataError, match="in a simulation only"):
-        compare(
-            model,
-            run_baselines(),
-            NodeConfig(data="digits", cache_dir=str(tmp_path)),
-            baselines=True,
-        )
 
 
 @given(st.lists(st.none() | st.lists(st.sampled_from("ab"), max_size=4), max_size=4))

@@ -381,36 +381,6 @@ def test_a_model_that_fits_stays(kind: str) -> None:
     assert (found.own, found.chosen) == (None, SHARED)
 
 
-def test_times_are_moved_as_by_a_regression_of_the_events_in_each_bin() -> None:
-    """Complementary log-log on a table of bins at risk, until the edge nearest to where a patient
-    leaves.
-    """
-    import statsmodels.api as sm
-
-    every = records("survival", MOVED, 4000, 3)
-    assert every.values is not None
-    # statsmodels keeps probabilities from one, where the largest hazards are.
-    kept = head("survival").scores(every.features)[:, 0] < 1
-    held = replace(
-        every, features=every.features[kept], values=every.values[kept], labels=every.labels[kept]
-    )
-    found = adapt(head("survival"), held)
-    assert found.chosen == MOVED
-    assert found.own is not None
-    assert held.values is not None
-    event, at = [], []
-    scores = head("survival").scores(held.features)[:, 0].double().tolist()
-    for (time, seen), score in zip(held.values.tolist(), scores, strict=True):
-        for begin, end, hazard in zip(EDGES[:-1], EDGES[1:], HAZARD, strict=True):
-            if time <= begin or (seen == 0 and time < (begin + end) / 2):
-                break
-            event.append(float(time <= end and seen == 1))
-            at.append(np.log(hazard) + score)
-    family = sm.families.Binomial(link=sm.families.links.CLogLog())
-    fit = sm.GLM(event, np.ones((len(event), 1)), family=family, offset=np.array(at)).fit()
-    assert float(found.own.bias[0]) == pytest.approx(float(fit.params[0]), abs=2e-3)
-
-
 def few(kind: str, count: int, patients: int = 0, events: int = 9) -> HeldOut:
     held = records(kind, SHARED, 40, 1)
     values = held.values

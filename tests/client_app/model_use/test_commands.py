@@ -78,12 +78,3 @@ def test_a_changed_model_is_shown_as_changed(tmp_path: Path, node: tuple[str, st
     (row,) = json.loads(site("models", "list", *node, "--json").stdout)["models"]
     assert "was changed after it was kept" in row["state"]
     assert site("models", "list", *node).code == 0
-
-
-def test_without_a_node_config_the_list_says_what_is_missing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delenv("FEDSURROGATE_NODE_CONFIG", raising=False)
-    done = site("models", "list")
-    assert done.code == 2
-    assert "Missing option '--node-config'" in done.stderr

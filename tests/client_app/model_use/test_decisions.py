@@ -4,11 +4,9 @@ abstain, the score that it is for, and which model a calibration belongs to.
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import tempfile
-from dataclasses import asdict, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -35,7 +33,7 @@ from fedsurrogate.client_app.model_use.calibration import (
     store_calibration,
     threshold_for,
 )
-from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
+from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import ConfigError, SealError, StateError
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.run import parse_run
@@ -46,14 +44,6 @@ from fedsurrogate.common.signed_models.signed_model import (
     sign_model,
 )
 from fedsurrogate.common.surrogates.surrogates import Header
-from tests.client_app.model_use.hospitals import (
-    CLASSES,
-    federation,
-    rows_of_classes,
-    site,
-    text,
-    write_images,
-)
 
 KEY = bytes(range(32))
 NAMES = ("a", "b", "c", "d")
@@ -156,41 +146,6 @@ def test_what_is_stored_for_a_model_is_not_used_for_another_of_its_name(
             adapted_classifier(node, newer)
 
 
-def test_the_stored_threshold_decides_in_the_command(tmp_path: Path) -> None:
-    """At a threshold that some images reach: every other rule gives other decisions."""
-    nodes, _ = federation(tmp_path)
-    write_images(tmp_path / "new", rows_of_classes()[240:320], labelled=False)
-    node = parse_node_config(nodes[0])
-    from fedsurrogate.client_app.model_use.store import open_model
-
-    model = open_model("in-use", node)
-
-    def decided(calibration: Calibration) -> list[dict[str, str]]:
-        store_calibration(node, model, calibration)
-        out = ("--out", tmp_path / "p.csv", "--overwrite", "--node-config", text(nodes[0]))
-        done = site("predict", "--data-dir", tmp_path / "new", *out)
-        assert done.code == 0, done
-        with (tmp_path / "p.csv").open(newline="") as stream:
-            return list(csv.DictReader(stream))
-
-    hot = Calibration(temperature=60.0)
-    plain = decided(hot)
-    chance = sorted(float(row["p_7"]) for row in plain)
-    threshold = (chance[20] + chance[21]) / 2
-    rows = decided(replace(hot, positive="7", threshold=threshold))
-    assert [row["p_7"] for row in rows] == [row["p_7"] for row in plain]
-    rest = tuple(name for name in CLASSES if name != "7")
-    assert [row["decision"] for row in rows] == [
-        "7"
-        if float(row["p_7"]) >= threshold
-        else max(rest, key=lambda name: float(row[f"p_{name}"]))
-        for row in rows
-    ]
-    most = [max(CLASSES, key=lambda name: float(row[f"p_{name}"])) for row in rows]
-    assert [row["decision"] for row in rows] != most
-    assert {row["decision"] for row in rows} == set(CLASSES)
-
-
 @settings(max_examples=25)
 @given(st.integers(0, 10**6), st.floats(0.3, 5.0))
 def test_at_the_temperature_the_expected_score_is_that_of_the_labels(
@@ -209,13 +164,6 @@ def test_at_the_temperature_the_expected_score_is_that_of_the_labels(
     wanted = math.exp(brentq(slope, -4, 4))
     found = fit_temperature(torch.from_numpy(scores).float(), torch.from_numpy(labels))
     assert found == pytest.approx(wanted, rel=1e-3)
-
-
-@pytest.mark.parametrize(("sign", "power"), [(1.0, -4.0), (-1.0, 4.0)])
-def test_a_temperature_stays_within_four_powers_of_e(sign: float, power: float) -> None:
-    labels = torch.tensor([0, 1, 0, 1])
-    scores = sign * torch.eye(2)[labels] * 0.1
-    assert fit_temperature(scores, labels) == pytest.approx(math.exp(power), rel=1e-3)
 
 
 CHANCES = st.lists(
@@ -243,42 +191,6 @@ def test_a_threshold_is_the_last_value_that_keeps_the_sensitivity_or_the_specifi
         ]
         last = min(right, default=math.inf)
         assert threshold_for(chances, truth, specificity=wished) == min(max(last, 1e-6), 1 - 1e-6)
-
-
-@pytest.mark.parametrize("name", ["sensitivity", "specificity"])
-def test_a_share_for_a_threshold_is_above_zero_and_at_most_one(name: str) -> None:
-    def find(chances: Any, truth: Any, share: float) -> float:
-        return threshold_for(chances, truth, **{name: share})
-
-    chances, truth = np.array([0.2, 0.8]), np.array([False, True])
-    for share in (-0.1, 1 + 1e-9, math.nan):
-        with pytest.raises(
-            ConfigError, match=rf"{name} = {share:g}: must be above 0 and at most 1"
-        ):
-            find(chances, truth, share)
-    for share in (1e-9, 1.0):
-        assert 0 < find(chances, truth, share) < 1
-        assert type(find(chances, truth, share)) is float
-    missing = {"sensitivity": ~truth & False, "specificity": truth | True}[name]
-    with pytest.raises(ConfigError, match=r"no record of the (positive|negative) class"):
-        find(chances, missing, 0.5)
-
-
-@pytest.mark.parametrize("share", [0.05, 0.1, 0.2, 0.5])
-def test_a_limit_needs_one_record_less_than_one_over_its_share(share: float) -> None:
-    least = round(1 / share) - 1
-    scores = torch.arange(float(least)).flip(0)
-    assert abstain_limit(scores, share) == least - 1
-    wanted = rf"abstain = {share:g}: needs {least} records to choose the limit, not {least - 1};"
-    with pytest.raises(ConfigError, match=wanted):
-        abstain_limit(scores[1:], share)
-    # A share that is smaller, however little, needs the next score; only rounding is forgiven.
-    whole = torch.arange(2.0 * (least + 1) - 1)
-    assert abstain_limit(whole, share) == 2 * least - 1
-    assert abstain_limit(whole, share - 1e-8) == 2 * least
-    for other in (0.0, 1.0, -1.0):
-        with pytest.raises(ConfigError, match="must be above 0 and below 1"):
-            abstain_limit(scores, other)
 
 
 @pytest.mark.parametrize(
@@ -330,19 +242,6 @@ def test_a_choice_replaces_and_none_is_no_choice() -> None:
     assert kept.chosen(score="relative") == kept
 
 
-@settings(max_examples=25)
-@given(st.integers(0, 10**6), st.floats(0.1, 10))
-def test_probabilities_are_those_of_the_scores_over_the_temperature(
-    seed: int, temperature: float
-) -> None:
-    scores = 5 * np.random.default_rng(seed).normal(size=(4, 3))
-    found = Calibration(temperature=temperature).probabilities(torch.from_numpy(scores))
-    assert found == pytest.approx(softmax(scores / temperature, axis=1))
-    assert Calibration().probabilities(torch.from_numpy(scores)) == pytest.approx(
-        softmax(scores, axis=1)
-    )
-
-
 @settings(max_examples=40)
 @given(
     st.lists(st.sampled_from([0.0, 1e-7, 1e-5, 0.1, 0.5, 0.9, 1.0]), min_size=2, max_size=2),
@@ -381,15 +280,6 @@ def test_odds_of_a_label_are_multiplied_by_the_ratio_of_its_odds_here_and_there(
             assert answers[f"{name} present"].tolist() == present
 
 
-@pytest.mark.parametrize("learned", [None, [0.5], [0.5, 0.5, 0.5], 0.5])
-def test_a_model_that_does_not_say_its_prevalence_takes_none(learned: object) -> None:
-    target = json.dumps({"name": "multilabel", "columns": ["mass"], "prevalence": learned})
-    scores = torch.ones(2, 2)
-    with pytest.raises(ConfigError, match="does not say which it has learned"):
-        at_prevalence(target, ("a", "b"), scores, Calibration(prevalence={"a": 0.5}))
-    assert torch.equal(at_prevalence(target, ("a", "b"), scores, Calibration()), scores.double())
-
-
 @pytest.fixture(scope="module")
 def model() -> SignedModel:
     return make_signed_model(head(1), parse_run({}), None, "1", 2, KEY)
@@ -398,28 +288,6 @@ def model() -> SignedModel:
 @pytest.fixture(scope="module")
 def gaussians() -> Gaussians:
     return fit_gaussians(*records(1))
-
-
-def test_a_calibration_is_kept_as_text_with_the_model_that_it_is_for(
-    tmp_path: Path, model: SignedModel, gaussians: Gaussians
-) -> None:
-    node = NodeConfig(state_dir=str(tmp_path))
-    chosen = Calibration(2.0, "b", 0.25, note="why", thresholds={"a": 0.5})
-    file = store_calibration(node, model, chosen, gaussians)
-    assert file == calibration_file(node, model.manifest.name)
-    assert file == tmp_path / "models" / f"{model.manifest.name}.calibration.json"
-    assert file.parent.stat().st_mode & 0o777 == 0o700
-    content = json.loads(file.read_text())
-    assert file.read_text() == json.dumps(content, indent=2) + "\n"
-    digest = content.pop("gaussians")
-    assert len(digest) == 64
-    assert content == asdict(chosen) | {"tensors": model.manifest.tensors}
-    assert read_calibration(node, model) == chosen
-    assert read_calibration(None, model) == Calibration()
-    assert read_calibration(NodeConfig(state_dir=str(tmp_path / "other")), model) == Calibration()
-    # A calibration anew without Gaussians leaves none in use, though their file stays.
-    store_calibration(node, model, chosen)
-    assert own_gaussians(node, model) is None
 
 
 @pytest.mark.parametrize(
@@ -475,3 +343,48 @@ def test_own_gaussians_are_those_that_were_kept_or_none_or_a_fault(
             own_gaussians(node, model)
     own.unlink()
     assert own_gaussians(node, model) is None
+
+
+@pytest.mark.parametrize("name", ["sensitivity", "specificity"])
+def test_a_share_for_a_threshold_is_above_zero_and_at_most_one(name: str) -> None:
+    def find(chances: Any, truth: Any, share: float) -> float:
+        return threshold_for(chances, truth, **{name: share})
+
+    chances, truth = np.array([0.2, 0.8]), np.array([False, True])
+    for share in (-0.1, 1 + 1e-9, math.nan):
+        with pytest.raises(
+            ConfigError, match=rf"{name} = {share:g}: must be above 0 and at most 1"
+        ):
+            find(chances, truth, share)
+    for share in (1e-9, 1.0):
+        assert 0 < find(chances, truth, share) < 1
+        assert type(find(chances, truth, share)) is float
+    missing = {"sensitivity": ~truth & False, "specificity": truth | True}[name]
+    with pytest.raises(ConfigError, match=r"no record of the (positive|negative) class"):
+        find(chances, missing, 0.5)
+
+
+@pytest.mark.parametrize("share", [0.05, 0.1, 0.2, 0.5])
+def test_a_limit_needs_one_record_less_than_one_over_its_share(share: float) -> None:
+    least = round(1 / share) - 1
+    scores = torch.arange(float(least)).flip(0)
+    assert abstain_limit(scores, share) == least - 1
+    wanted = rf"abstain = {share:g}: needs {least} records to choose the limit, not {least - 1};"
+    with pytest.raises(ConfigError, match=wanted):
+        abstain_limit(scores[1:], share)
+    # A share that is smaller, however little, needs the next score; only rounding is forgiven.
+    whole = torch.arange(2.0 * (least + 1) - 1)
+    assert abstain_limit(whole, share) == 2 * least - 1
+    assert abstain_limit(whole, share - 1e-8) == 2 * least
+    for other in (0.0, 1.0, -1.0):
+        with pytest.raises(ConfigError, match="must be above 0 and below 1"):
+            abstain_limit(scores, other)
+
+
+@pytest.mark.parametrize("learned", [None, [0.5], [0.5, 0.5, 0.5], 0.5])
+def test_a_model_that_does_not_say_its_prevalence_takes_none(learned: object) -> None:
+    target = json.dumps({"name": "multilabel", "columns": ["mass"], "prevalence": learned})
+    scores = torch.ones(2, 2)
+    with pytest.raises(ConfigError, match="does not say which it has learned"):
+        at_prevalence(target, ("a", "b"), scores, Calibration(prevalence={"a": 0.5}))
+    assert torch.equal(at_prevalence(target, ("a", "b"), scores, Calibration()), scores.double())

@@ -297,24 +297,6 @@ def test_half_of_the_records_choose_for_each_label_that_has_ten_of_both_kinds(
     assert found.note == note
 
 
-def test_without_a_choice_by_records_all_of_them_are_judged() -> None:
-    scores, values = shifted(3, 80, own=0.5)
-    own, given = held(scores, values), Calibration(thresholds={"edema": 0.25}, note="earlier")
-    assert calibrated_labels(model(), own, given, Wish()) == (given, own)
-    found, rest = calibrated_labels(model(), own, given, Wish(prevalence="edema=0.3"))
-    assert rest is own
-    # At the prevalence that the model has learned, nothing moves.
-    assert found.thresholds == pytest.approx({"edema": 0.25})
-    assert (found.prevalence, found.note) == ({"edema": 0.3}, "prevalence given by a person")
-    assert Wish(prevalence="edema=0.3").chooses(own) is None
-    for wish in (Wish(sensitivity=0.5), Wish(specificity=0.5), Wish(prevalence="here")):
-        assert wish.chooses(own) is not None
-    other = replace(model(), target="")
-    assert calibrated_labels(other, own, given, Wish(sensitivity=0.5)) == (given, own)
-    with pytest.raises(DataError, match="have no values of the model's target"):
-        calibrated_labels(model(), replace(own, values=None), given, Wish(sensitivity=0.5))
-
-
 @pytest.mark.parametrize("moved", [False, True])
 @pytest.mark.parametrize("decided", [False, True])
 def test_measures_of_a_decision_are_those_of_annotated_records(moved: bool, decided: bool) -> None:
@@ -359,3 +341,21 @@ def test_measures_of_a_decision_are_those_of_annotated_records(moved: bool, deci
         sound = np.where(known, 0.0, np.nan)
         none = metric_values(sound)
         assert none["sensitivity_at_the_threshold"].value is None
+
+
+def test_without_a_choice_by_records_all_of_them_are_judged() -> None:
+    scores, values = shifted(3, 80, own=0.5)
+    own, given = held(scores, values), Calibration(thresholds={"edema": 0.25}, note="earlier")
+    assert calibrated_labels(model(), own, given, Wish()) == (given, own)
+    found, rest = calibrated_labels(model(), own, given, Wish(prevalence="edema=0.3"))
+    assert rest is own
+    # At the prevalence that the model has learned, nothing moves.
+    assert found.thresholds == pytest.approx({"edema": 0.25})
+    assert (found.prevalence, found.note) == ({"edema": 0.3}, "prevalence given by a person")
+    assert Wish(prevalence="edema=0.3").chooses(own) is None
+    for wish in (Wish(sensitivity=0.5), Wish(specificity=0.5), Wish(prevalence="here")):
+        assert wish.chooses(own) is not None
+    other = replace(model(), target="")
+    assert calibrated_labels(other, own, given, Wish(sensitivity=0.5)) == (given, own)
+    with pytest.raises(DataError, match="have no values of the model's target"):
+        calibrated_labels(model(), replace(own, values=None), given, Wish(sensitivity=0.5))

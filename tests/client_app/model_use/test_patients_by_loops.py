@@ -22,11 +22,9 @@ from fedsurrogate.client_app.model_use.prediction import (
     DECISION,
     FILE,
     PROBLEM,
-    _begin,
     _whole_rows,
     by_patient,
 )
-from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.escapes import csv_text
 
 CLASSES = ("a", "b", "c")
@@ -83,57 +81,6 @@ def test_a_patient_has_the_mean_of_the_images_that_were_answered(
         assert [float(row[f"p_{name}"]) for name in CLASSES] == pytest.approx(mean.tolist())
         # One of the likeliest classes, where two are as likely.
         assert math.isclose(mean[CLASSES.index(row[DECISION])], mean.max(), abs_tol=1e-9)
-
-
-@pytest.mark.parametrize("nameless", [0, 1, 2])
-def test_images_without_a_patient_are_counted_in_the_log(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, nameless: int
-) -> None:
-    header = [FILE, "patient", *(f"p_{name}" for name in CLASSES), DECISION, PROBLEM]
-    rows = [["1.png", name, "1", "0", "0", "a", ""] for name in ("P", *[" "] * nameless)]
-    (tmp_path / "p.csv").write_text(csv_text([header, *rows]))
-    assert by_patient(tmp_path / "p.csv", tmp_path / "q.csv", Calibration(), CLASSES) == 1
-    wanted = f"{nameless} images have no patient ID, so they count for no patient"
-    assert caplog.messages == ([wanted] if nameless else [])
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    before=st.sampled_from(["nothing", "these", "others", "no JSON", "not UTF-8", "no settings"]),
-    columns=st.booleans(),
-    overwrite=st.booleans(),
-    rows=st.integers(0, 3),
-    half=st.booleans(),
-)
-def test_a_file_of_answers_is_continued_only_by_the_same_command(
-    before: str, columns: bool, overwrite: bool, rows: int, half: bool
-) -> None:
-    header, own = [FILE, "p_a"], {"model": "m", "limit": 2}
-    with TemporaryDirectory() as folder:
-        out, side = Path(folder, "p.csv"), Path(folder, "p.csv.json")
-        if before != "nothing":
-            text = ",".join(header if columns else ["file", "p_b"]) + "\n"
-            text += "".join(f"{at}.png,0.5\n" for at in range(rows)) + "9.png,0.2" * half
-            out.write_text(text)
-        match before:
-            case "these":
-                side.write_text('{"model": "m", "limit": 2}')
-            case "others":
-                side.write_text('{"model": "m", "limit": 3}')
-            case "no JSON":
-                side.write_text("{")
-            case "not UTF-8":
-                side.write_bytes(b"\xff\xfe")
-        if overwrite or before == "nothing":
-            assert _begin(out, header, own, overwrite) == set()
-            assert out.read_text() == "file,p_a\n"
-            return
-        if before != "these" or not columns:
-            with pytest.raises(ConfigError, match=r"exists and was not begun|has other columns"):
-                _begin(out, header, own, overwrite)
-            return
-        assert _begin(out, header, own, overwrite) == {f"{at}.png" for at in range(rows)}
-        assert "9.png" not in out.read_text(), "half a row is written again"
 
 
 @settings(max_examples=60, deadline=None)

@@ -28,7 +28,7 @@ from fedsurrogate.client_app.features.site_features import site_backbone
 from fedsurrogate.client_app.model_use.calibration import ABSTAIN, Calibration, decided_answers
 from fedsurrogate.client_app.model_use.inputs import find_inputs
 from fedsurrogate.client_app.model_use.prediction import Predictor, by_patient, predict
-from fedsurrogate.client_app.model_use.store import OpenedModel, open_model
+from fedsurrogate.client_app.model_use.store import open_model
 from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
 from fedsurrogate.common.backbones.backbones import Backbone, load_backbone
 from fedsurrogate.common.errors import BackboneError, ConfigError, DataError
@@ -39,10 +39,9 @@ from fedsurrogate.common.models.classifiers import (
     scores_alone,
     target_of_model,
 )
-from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.settings.base import parse_overrides
 from fedsurrogate.common.signed_models.gaussians import fit_gaussians
-from fedsurrogate.common.signed_models.signed_model import SignedModel, make_signed_model
+from fedsurrogate.common.signed_models.signed_model import SignedModel
 from fedsurrogate.common.surrogates.surrogates import Header
 from tests.client_app.model_use.hospitals import (
     CLASSES,
@@ -52,7 +51,7 @@ from tests.client_app.model_use.hospitals import (
     text,
     write_images,
 )
-from tests.client_app.model_use.test_decisions import KEY, head, records
+from tests.client_app.model_use.test_decisions import head, records
 from tests.dicom_files import image, save
 
 Rows = list[dict[str, str]]
@@ -184,6 +183,9 @@ def test_another_model_or_other_settings_do_not_continue_a_file(
     with pytest.raises(ConfigError, match="was not begun with this model, folder"):
         predict(model, predictor(model), find_inputs(str(tmp_path / "other")), backbone, out)
     assert out.read_bytes() == before
+    out.write_text("other,columns\n")
+    with pytest.raises(ConfigError, match="has other columns"):
+        predict(model, predictor(model), inputs, backbone, out)
     foreign = tmp_path / "mine.csv"
     foreign.write_text("my own table\n")
     with pytest.raises(ConfigError, match="was not begun"):
@@ -434,15 +436,3 @@ def test_a_limit_needs_gaussians_and_a_calibration_its_classes() -> None:
         Predictor(head(1), Calibration(abstain_above=1.0))
     with pytest.raises(ConfigError, match="positive = 'd': the model's classes are a, b, c"):
         Predictor(head(1), Calibration(positive="d"))
-
-
-def test_what_needs_settings_of_a_site_asks_for_them() -> None:
-    model = make_signed_model(head(1), parse_run({}), None, "1", 2, KEY)
-    with pytest.raises(ConfigError, match="--node-config is missing; the site's records and state"):
-        OpenedModel(model, None).site()
-    node = NodeConfig()
-    assert OpenedModel(model, node).site() is node
-    assert OpenedModel(model, node).uncalibrated(1.0)
-    assert not OpenedModel(model, node).uncalibrated(2.0)
-    other = replace(model, classifier=replace(head(1), target='{"name": "multilabel"}'))
-    assert not OpenedModel(other, node).uncalibrated(1.0)

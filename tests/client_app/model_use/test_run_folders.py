@@ -22,14 +22,9 @@ from tests.common.signed_models.test_signed_model import KEY
 
 Walk = tuple[Path, Path]
 SETTINGS: dict[str, str | int] = {
-    "data": "imagefolder",
-    "partition": "column",
-    "site-column": "hospital",
-    "patient-column": "patient",
-    "backbone": "pixels",
-    "image-size": 16,
-    "device": "cpu",
-}
+    "data": "imagefolder", "partition": "column", "site-column": "hospital",
+    "patient-column": "patient", "backbone": "pixels", "image-size": 16, "device": "cpu",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -4,10 +4,7 @@ was before, and what each refusal says.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
-import re
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +12,11 @@ import pytest
 
 from fedsurrogate.client_app.model_use import store
 from fedsurrogate.client_app.model_use.store import (
-    Index,
     go_back,
     keep_model,
     keep_received,
-    nothing_in_use,
-    only_kept,
     open_model,
     read_index,
-    read_kept,
     trusted_keys,
     use_model,
 )
@@ -55,34 +48,6 @@ def node(tmp_path: Path) -> NodeConfig:
 
 def index_file(node: NodeConfig) -> Path:
     return node.state / "models" / "index.json"
-
-
-def test_a_kept_model_is_a_file_and_a_line_of_the_index(
-    node: NodeConfig, models: tuple[SignedModel, ...]
-) -> None:
-    assert read_index(node) == Index({}, "", ())
-    assert keep_model(node, models[0], "run") == NAMES[0]
-    content = (node.state / "models" / f"{NAMES[0]}{SUFFIX}").read_bytes()
-    assert (node.state / "models").stat().st_mode & 0o777 == 0o700
-    text = index_file(node).read_text()
-    found = json.loads(text)
-    assert text == json.dumps(found, indent=2) + "\n"
-    arrived = found["models"][NAMES[0]].pop("arrived")
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", arrived)
-    line = {
-        "sha256": hashlib.sha256(content).hexdigest(),
-        "key": public_key(KEY).hex(),
-        "source": "run",
-    }
-    assert found == {"models": {NAMES[0]: line}, "in_use": "", "before": []}
-    # The same one again changes nothing; another one has a line of its own.
-    keep_model(node, models[0], "file")
-    assert index_file(node).read_text() == text
-    keep_model(node, models[1], "file")
-    assert list(read_index(node).models) == list(NAMES[:2])
-    assert read_index(node).models[NAMES[1]].source == "file"
-    kept = read_kept(node, NAMES[0])
-    assert kept.manifest == models[0].manifest
 
 
 def test_another_model_of_a_kept_name_is_refused(
@@ -117,22 +82,6 @@ def test_only_a_model_of_the_coordinators_key_is_kept(
     assert trusted_keys(stranger) == {bytes.fromhex(stranger.coordinator_key)}
 
 
-def test_a_hundred_models_in_use_before_are_remembered(
-    node: NodeConfig, models: tuple[SignedModel, ...]
-) -> None:
-    for model in models[:2]:
-        keep_model(node, model, "run")
-    content = json.loads(index_file(node).read_text())
-    earlier = [NAMES[at % 3] for at in range(100)]
-    for count in (99, 100):
-        content |= {"in_use": NAMES[0], "before": earlier[:count]}
-        index_file(node).write_text(json.dumps(content))
-        use_model(node, NAMES[1])
-        wanted = [*earlier[:count], NAMES[0]][-100:]
-        assert read_index(node).before == tuple(wanted)
-        assert len(wanted) == 100
-
-
 def test_going_back_to_a_model_that_is_gone_changes_nothing(
     node: NodeConfig, models: tuple[SignedModel, ...]
 ) -> None:
@@ -149,28 +98,6 @@ def test_going_back_to_a_model_that_is_gone_changes_nothing(
     with pytest.raises(SealError, match="was changed after it was kept; get it again"):
         go_back(node)
     assert read_index(node).in_use == NAMES[1]
-
-
-def test_an_unknown_name_lists_what_is_kept(
-    node: NodeConfig, models: tuple[SignedModel, ...]
-) -> None:
-    with pytest.raises(StateError, match=r"^this site keeps no model 'x'; it keeps: none$"):
-        read_kept(node, "x")
-    with pytest.raises(StateError, match=r"^this site keeps no model; `site models add FILE` adds"):
-        only_kept(node)
-    assert "it keeps none; `site models add FILE --use` adds one" in nothing_in_use(Index())
-    keep_model(node, models[0], "run")
-    assert only_kept(node) == NAMES[0]
-    keep_model(node, models[1], "run")
-    both = ", ".join(NAMES[:2])
-    with pytest.raises(StateError, match=rf"^this site keeps no model 'x'; it keeps: {both}$"):
-        use_model(node, "x")
-    with pytest.raises(StateError, match=rf"^this site keeps {both}; name one of them$"):
-        only_kept(node)
-    wanted = f"it keeps {both}; put one in use with `site models use {NAMES[1]}`"
-    assert nothing_in_use(read_index(node)).endswith(wanted)
-    with pytest.raises(StateError, match=re.escape(wanted)):
-        open_model("in-use", node)
 
 
 def test_a_model_is_opened_by_its_file_its_name_or_its_use(

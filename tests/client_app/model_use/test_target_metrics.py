@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics
 
-from fedsurrogate.client_app.model_use import target_metrics
 from fedsurrogate.client_app.model_use.target_metrics import (
     Observed,
     Predictions,
@@ -254,9 +253,6 @@ def test_events_at_the_horizon_of_whole_years_are_events(
         )
 
 
-few = settings(max_examples=5, deadline=None)
-
-
 def numbers(values: Iterable[float]) -> tuple[float, ...]:
     return tuple(round(float(value), 9) for value in values)
 
@@ -265,75 +261,3 @@ def inside(axes: Any, x: Iterable[float] = (), y: Iterable[float] = ()) -> None:
     """Everything lies within the limits of the axes."""
     for limits, values in ((axes.get_xlim(), numbers(x)), (axes.get_ylim(), numbers(y))):
         assert all(min(limits) <= value <= max(limits) for value in values), limits
-
-
-@st.composite
-def observed_plots(draw: st.DrawFn) -> Observed:
-    count = draw(st.integers(3, 20))
-    generator = np.random.default_rng(draw(st.integers(0, 999)))
-    times = generator.integers(1, 12, count).astype(float)
-    return Observed(times, generator.random(count) < 0.6, generator.normal(size=count))
-
-
-@few
-@given(observed_plots(), st.sampled_from([12.0, 30.0]))
-def test_thirds_have_the_curve_of_kaplan_and_meier_and_the_numbers_at_risk(
-    records: Observed, horizon: float
-) -> None:
-    pytest.importorskip("lifelines")
-    axes, table = target_metrics.kaplan_meier_thirds(records, horizon, "years").axes
-    own = target_metrics.thirds(records.risks)
-    curves = {line.get_label(): line for line in axes.lines}
-    assert [line.get_label() for line in axes.lines] == [
-        name for third, name in enumerate(target_metrics.THIRDS) if (own == third).any()
-    ]
-    assert [each.get_text() for each in axes.get_legend().get_texts()] == list(curves)
-    ticks = table.get_xticks().tolist()
-    assert ticks[0] == 0
-    assert len(ticks) >= 3
-    assert all(0 <= tick <= horizon for tick in ticks)
-    assert all(np.diff(ticks) == ticks[1]), "equal steps"
-    assert horizon - ticks[-1] < ticks[1]
-    inside(axes, (0, horizon), (0, 1))
-    assert axes.get_xlim() == (0, horizon)
-    found = {text.get_position(): text.get_text() for text in table.texts}
-    for third, name in enumerate(target_metrics.THIRDS):
-        at = own == third
-        for tick in ticks:
-            assert found.pop((tick, third)) == str(int((records.times[at] >= tick).sum()))
-        if not at.any():
-            continue
-        assert curves[name].get_drawstyle() == "steps-post"
-        x, y = (numbers(part) for part in curves[name].get_data())
-        assert x[-1] == horizon
-        assert y[-1] == y[-2], "the curve goes on to the horizon"
-        chance = 1.0
-        for time, value in zip(x[:-1], y[:-1], strict=True):
-            here = at & (records.times == time)
-            risk = int((records.times[at] >= time).sum())
-            chance *= 1 - records.events[here].sum() / max(1, risk)
-            assert value == pytest.approx(chance)
-        band = axes.collections[list(curves).index(name)].get_paths()[0].vertices
-        assert band[:, 0].max() == horizon
-        assert all(low <= value <= high for value, low, high in _bands(x, y, band))
-    assert not found
-    assert [each.get_text() for each in table.get_yticklabels()] == list(target_metrics.THIRDS)
-    assert table.get_yticks().tolist() == [0, 1, 2]
-    bottom, top = table.get_ylim()
-    assert bottom > 2
-    assert top < 0, "in the order of the risk"
-    assert table.get_title(loc="left") == "number at risk"
-    assert table.get_xlabel() == "time [years]"
-    # The curves have most of the room.
-    assert axes.get_position().height > 0.5
-
-
-def _bands(
-    x: tuple[float, ...], y: tuple[float, ...], band: np.ndarray
-) -> list[tuple[float, float, float]]:
-    """At each time the value, and the lowest and highest end of the interval there."""
-    return [
-        (value, float(here.min()) - 1e-6, float(here.max()) + 1e-6)
-        for time, value in zip(x, y, strict=True)
-        if len(here := band[np.isclose(band[:, 0], time), 1])
-    ]

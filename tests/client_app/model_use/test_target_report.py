@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from fedsurrogate.client_app.model_use.calibration import Calibration, decided_answers
 from fedsurrogate.client_app.model_use.evaluation import evaluate
@@ -34,7 +33,6 @@ from fedsurrogate.common.targets.metrics import IN_WORDS, answers_of, metric_tex
 from tests.client_app.model_use.test_adaptation import FACTS, OUTPUTS, head, records
 from tests.client_app.model_use.test_decisions import KEY
 from tests.client_app.model_use.test_decisions import head as of_classes
-from tests.uses_of_extras import hidden
 
 MetricValues = dict[str, dict[str, Metric]]
 TITLES = {
@@ -136,24 +134,6 @@ def test_values_of_the_outputs_are_judged_and_written(
                 )
             assert ("n" in below) == (each["support"] != most)
         assert not any(words.values()), "a cell of another answer's metric is empty"
-
-
-def test_more_labels_than_colours_are_drawn_in_several_pictures() -> None:
-    names = [f"finding {at}" for at in range(12)]
-    target = json.dumps({"name": "multilabel", "columns": names, "prevalence": [0.5] * 12})
-    header = replace(head("multilabel").header, classes=tuple(names))
-    model = Head(header, torch.eye(12), torch.zeros(12), target=target)
-    drawn = torch.Generator().manual_seed(0)
-    x, values = torch.randn(40, 12, generator=drawn), torch.rand(40, 12, generator=drawn) < 0.5
-    nothing = torch.zeros(40, dtype=torch.int64)
-    held = HeldOut(x, nothing, None, {}, "own records", values=values.double())
-    page = evaluate(signed(model), held, wish=Wish(draws=5)).page
-    assert page.count("<svg") >= 6
-    assert all(page.count(f">{name}") > 1 for name in names)
-    with hidden("matplotlib"):
-        page = evaluate(signed(model), held, wish=Wish(draws=5)).page
-    assert "<svg" not in page
-    assert "matplotlib is not installed" in page
 
 
 def test_records_without_values_are_refused() -> None:

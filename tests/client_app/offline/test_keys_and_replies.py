@@ -232,16 +232,11 @@ def test_a_request_for_another_site_or_of_a_site_without_a_name_is_refused(
 @pytest.mark.parametrize(
     ("kind", "work"),
     [
-        ("train", "surrogate"),
-        ("evaluate", "evaluation"),
-        ("query.hello", "identification"),
-        ("query.sum_shares", "sum-shares"),
-        ("query.name", "name"),
-        ("query.comparison", ""),
-        ("query.other", ""),
-        ("hello", ""),
+        ("train", "surrogate"), ("evaluate", "evaluation"), ("query.hello", "identification"),
+        ("query.sum_shares", "sum-shares"), ("query.name", "name"), ("query.comparison", ""),
+        ("query.other", ""), ("hello", ""),
     ],
-)
+)  # fmt: skip
 def test_a_kind_of_message_is_a_work_or_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str, work: str
 ) -> None:

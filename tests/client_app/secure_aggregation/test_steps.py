@@ -136,22 +136,13 @@ CHANGES: dict[str, tuple[dict[str, Any], set[str]]] = {
     "alpha": ({"alpha": 0.77}, {"training"}),
     "classes-per-site": ({"classes-per-site": 1}, {"training"}),
     "site-column": ({"site-column": "hospital"}, {"training"}),
-    "secure-aggregation-range": (
-        {"secure-aggregation-range": 3.5},
-        {"numbers", "numbers at models"},
-    ),
-    "secure-aggregation-records": (
-        {"secure-aggregation-records": 77},
-        {"numbers", "numbers at models"},
-    ),
-    "features.power-transform": (
-        {"features.power-transform": 0.4},
-        {"numbers", "numbers at models"},
-    ),
+    "secure-aggregation-range": ({"secure-aggregation-range": 3.5}, {"numbers", "numbers at models"}),
+    "secure-aggregation-records": ({"secure-aggregation-records": 77}, {"numbers", "numbers at models"}),
+    "features.power-transform": ({"features.power-transform": 0.4}, {"numbers", "numbers at models"}),
     "target-range": ({"target-range": "0,8"}, {"training"}),
     "device": ({"device": "cpu"}, set()),
     "deadline": ({"deadline": 77}, set()),
-}
+}  # fmt: skip
 LIMITS = SiteLimits(smallest_class=3, smallest_cell=4)
 
 

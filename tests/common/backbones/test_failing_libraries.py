@@ -6,22 +6,19 @@ from __future__ import annotations
 
 import logging
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import nn
 from torchvision import models
 
-from fedsurrogate.common.backbones import backbones, own_backbones
+from fedsurrogate.common.backbones import backbones
 from fedsurrogate.common.backbones.backbones import load_backbone, load_network
 from fedsurrogate.common.backbones.networks import LoadedNetwork, NetworkRequest
-from fedsurrogate.common.backbones.own_backbones import own_head
 from fedsurrogate.common.backbones.preprocessing import Preprocessing
-from fedsurrogate.common.errors import BackboneError, PackageError
+from fedsurrogate.common.errors import BackboneError
 
 MEAN, STD = [0.1, 0.2, 0.3], [0.4, 0.5, 0.6]
 
@@ -126,86 +123,3 @@ def test_weights_that_cannot_be_fetched_are_asked_for_as_a_file(
     )
     assert len(asked) == 1
     assert logging.root.manager.disable == before
-
-
-@pytest.mark.parametrize("stored", [False, True])
-def test_a_model_of_timm_has_no_head_and_the_size_before_its_crop(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stored: bool
-) -> None:
-    model: Any = nn.Linear(2, 2)
-    asked = pretended(monkeypatch, "timm", model)
-    file = tmp_path / "w.safetensors"
-    save_file({**model.state_dict(), "fc.weight": torch.ones(1)}, file)
-    for mode, classifier, heads in (
-        ({}, "fc", ("fc.",)),
-        ({"crop_mode": "squash"}, ("fc", "more.fc"), ("fc.", "more.fc.")),
-        ({"crop_mode": "center", "crop_pct": 1.2}, "fc", ("fc.",)),
-    ):
-        model.more, model.default_cfg = mode, {"classifier": classifier}
-        found = load_network("timm:net", str(file) if stored else "")
-        assert asked.pop() == {"name": "net", "pretrained": not stored, "num_classes": 0}
-        resize = 8 if "crop_pct" in mode else 16
-        squash = mode.get("crop_mode") == "squash"
-        wanted = Preprocessing(resize, 8, "bicubic", tuple(MEAN), tuple(STD), squash)
-        assert (found.model, found.preprocessing, found.head) == (model, wanted, heads)
-        assert not any(each.requires_grad for each in found.model.parameters())
-        assert not found.model.training
-    model.default_cfg = {"classifier": None}
-    assert load_network("timm:net").head == ()
-    del model.default_cfg
-    assert load_network("timm:net", "", 5).head == ()
-    resized = load_network("timm:net", "", 5).preprocessing
-    assert resized == Preprocessing(5, 5, "bicubic", tuple(MEAN), tuple(STD))
-    with pytest.raises(BackboneError, match=r"timm has no model 'nets'; similar names: net$"):
-        load_network("timm:nets")
-    with pytest.raises(BackboneError, match=r"timm has no model '0815'; similar names: none$"):
-        load_network("timm:0815")
-
-
-def test_a_model_of_open_clip_is_its_image_tower_as_published(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    tower = nn.Linear(2, 2)
-    own = {"interpolation": "bilinear", "mean": MEAN, "std": STD, "resize_mode": "shortest"}
-    clip = SimpleNamespace(visual=tower, config=own | {"size": 7})
-    asked = pretended(monkeypatch, "open_clip", clip)
-    before = logging.root.manager.disable
-    for tag, size, mode, gelu, forced in (
-        ("one", 7, "shortest", True, {"mean": MEAN, "std": STD}),
-        ("two", (6, 5), "squash", False, {"mean": MEAN}),
-    ):
-        clip.config = own | {"size": size, "resize_mode": mode}
-        found = load_network(f"open_clip:net/{tag}")
-        assert asked.pop() == {
-            "name": "net",
-            "pretrained": tag,
-            "force_quick_gelu": gelu,
-            "force_preprocess_cfg": forced,
-            "pretrained_text": False,
-            "quiet": logging.WARNING,
-        }
-        side = size if isinstance(size, int) else size[0]
-        wanted = Preprocessing(
-            side, side, "bilinear", tuple(MEAN), tuple(STD), squash=mode == "squash"
-        )
-        assert (found.model, found.preprocessing) == (tower, wanted)
-        assert found.head == ()
-        assert logging.root.manager.disable == before
-    for name, known in (
-        ("net/three", "its tags are one, two"),
-        ("net", "its tags are one, two"),
-        ("other/one", "models are net, bare"),
-    ):
-        with pytest.raises(BackboneError, match=f"open_clip has no '{name}'; write .*; {known}$"):
-            load_network(f"open_clip:{name}")
-
-
-@pytest.mark.parametrize("error", [PackageError("no torchvision"), ValueError(), KeyError()])
-def test_published_weights_that_are_not_known_have_no_head(
-    monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
-    def unknown(name: str) -> Any:
-        raise error
-
-    monkeypatch.setattr(own_backbones, "published_weights", unknown)
-    assert own_head("torchvision:resnet18", "", 512) is None

@@ -11,17 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from PIL import Image
 from safetensors.torch import save_file
 
 from fedsurrogate.common.backbones.backbones import load_backbone
 from fedsurrogate.common.backbones.library_output import Comparison, compare_with_library
 from fedsurrogate.common.backbones.networks import USUAL, BackboneOptions
-from fedsurrogate.common.errors import BackboneError
 from tests.common.backbones.test_published_forms import (
     CLIPS,
-    FORMS,
     NORMAL,
     published,
     siglip,
@@ -57,21 +54,6 @@ def test_equal_and_other_weights_are_told_apart(tmp_path: Path) -> None:
     other = compared(name, folder=tmp_path / "two")
     assert other is not None
     assert other.same is False
-
-
-def test_files_that_a_library_does_not_load_by_itself_are_no_failure(tmp_path: Path) -> None:
-    options, left_out = FORMS["layer scale that no file names (UNI)"]
-    model = vit(**options)
-    published(tmp_path, model, **{k: v for k, v in options.items() if k not in left_out})
-    name = f"timm:local-dir:{tmp_path}"
-    found = compared(name)
-    assert found is not None
-    assert found.same is None
-    assert "not compared with timm: it does not load these files by itself" in found.words
-    published(tmp_path, vit(global_pool=""), global_pool="")
-    found = compared(name, options=BackboneOptions(pooling="mean"))
-    assert found == Comparison("not compared with timm: features.pooling = 'mean' is the run's own")
-    assert compared("pixels") is None
 
 
 def test_a_model_of_open_clip_is_compared_and_nothing_is_fetched(
@@ -113,25 +95,3 @@ def test_a_model_of_transformers_is_compared_where_that_is_installed(tmp_path: P
         assert found == Comparison("not compared with transformers: it is not installed here")
     else:
         assert found.same is True
-
-
-def test_too_little_memory_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    published(tmp_path, vit())
-    monkeypatch.setattr(
-        "fedsurrogate.common.backbones.library_output.available_memory", lambda: 1000.0
-    )
-    found = compared(f"timm:local-dir:{tmp_path}")
-    assert found is not None
-    assert "do not fit into the free memory" in found.words
-
-
-def test_files_that_are_gone_are_no_comparison(tmp_path: Path) -> None:
-    published(tmp_path, vit())
-    name = f"timm:local-dir:{tmp_path}"
-    found = load_backbone(name, device="cpu")
-    pixels = torch.zeros(3, 32, 32)
-    (tmp_path / "model.safetensors").unlink()
-    (tmp_path / "pytorch_model.bin").unlink()
-    assert compare_with_library(found, pixels) is None
-    with pytest.raises(BackboneError):
-        load_backbone(name, device="cpu")

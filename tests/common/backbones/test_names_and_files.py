@@ -6,13 +6,11 @@ from __future__ import annotations
 
 import importlib.machinery
 import itertools
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -25,14 +23,11 @@ from fedsurrogate.common.backbones import backbone_names, backbones, own_backbon
 from fedsurrogate.common.backbones.backbone_names import (
     check_backbone_name,
     check_weights_file,
-    named_dimension,
 )
-from fedsurrogate.common.backbones.backbones import fingerprint_of, frozen_forward, load_backbone
-from fedsurrogate.common.backbones.libraries import published_weights
+from fedsurrogate.common.backbones.backbones import fingerprint_of, frozen_forward
 from fedsurrogate.common.backbones.own_backbones import load_own_module, own_backbone, own_head
-from fedsurrogate.common.backbones.preprocessing import OwnTransform, Preprocessing
 from fedsurrogate.common.backbones.weight_files import kept_weights, read_weights
-from fedsurrogate.common.errors import BackboneError, DataError
+from fedsurrogate.common.errors import BackboneError
 
 few = settings(max_examples=40, deadline=None)
 NUMBERS = itertools.count()
@@ -57,38 +52,6 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(backbone_names, "is_installed", lambda name: True)
     monkeypatch.setattr(backbone_names, "check_installed", lambda name, why: None)
     return folder
-
-
-@pytest.mark.parametrize(
-    ("name", "wrong"),
-    [
-        *((name, "") for name in ("pixels", "pixels:rgb", "own")),
-        *((f"{name}", "") for name in (
-            "timm:hf-hub:lab/uni", "timm:local-dir:/m", "open_clip:hf-hub:lab/clip", "open_clip:local-dir:/m",
-            "hf:lab/vit", "hf:local-dir:/m", "onnx:net.onnx",
-        )),
-        ("hf:", "is unknown"), ("onnx:", "is unknown"), ("torchvision:hf-hub:lab/x", "has no model"),
-        *((f"torchvision:{name}", "") for name in ("resnet_a", "vit_b", "old_d")),
-        *((f"timm:{name}", "") for name in ("resnet_a", "vit_b.in1k", "vit_b.in1k.more", "old_d.x")),
-        ("torchvision:helper_c", "has no model 'helper_c'"), ("torchvision:vit_b.in1k", "has no model 'vit_b.in1k'"),
-        ("torchvision:resnet_b", "similar names: resnet_a"), ("timm:resnet_b.x", "similar names: resnet_a"),
-        ("torchvision:zzzz", "has no model 'zzzz'$"), ("torchvision:old", "has no model"),
-        ("torchvision:older.e", ""), ("torchvision:olderxe", "has no model"),
-        ("open_clip:ViT-B-32/openai", ""), ("open_clip:ViT-B-32/laion2b-s34b", ""), ("open_clip:ViT-B-32/OpenAI", ""),
-        ("open_clip:ViT-B-32/open", "open_clip has no tag 'open'"), ("open_clip:ViT-B-32", "has no tag ''"),
-        ("open_clip:ViT-B-3/openai", "similar names: ViT-B-32"), ("open_clip:ViT-B-32/o.enai", "has no tag"),
-        ("torchvision", "is unknown"), ("torchvision:", "is unknown"), ("keras:x", "is unknown"), ("", "is unknown"),
-        ("pixels:grey", "is unknown"), (":x", "is unknown"),
-    ],
-)  # fmt: skip
-def test_a_name_is_one_that_the_library_knows(library: Path, name: str, wrong: str) -> None:
-    if not wrong:
-        check_backbone_name(name)
-        check_backbone_name(name, required=False)
-        return
-    for required in (False, True):
-        with pytest.raises(BackboneError, match=re.escape(wrong).replace(r"\$", "$")):
-            check_backbone_name(name, required)
 
 
 def test_a_library_that_is_not_installed_is_asked_for_only_where_it_is_needed(
@@ -136,56 +99,12 @@ def test_a_file_of_weights_has_all_that_its_header_announces(tmp_path: Path) -> 
         check_weights_file(tmp_path)
 
 
-@pytest.mark.parametrize("data", ["digits", "imagefolder", "safetensors"])
-@pytest.mark.parametrize("size", [0, 1, 7])
-def test_settings_alone_tell_the_dimension_of_pixels_and_of_known_models(
-    data: str, size: int
-) -> None:
-    side = 0 if data == "safetensors" else size or (8 if data == "digits" else 0)
-    assert named_dimension(data, "pixels", size) == side * side
-    assert named_dimension(data, "pixels:rgb", size) == 3 * side * side
-    for name, wanted in (
-        ("torchvision:mobilenet_v2", 1280),
-        ("torchvision:resnet50", 2048),
-        ("torchvision:resnet18", 512),
-        ("timm:tf_efficientnet_lite0", 1280),
-        ("torchvision:other", 0),
-    ):
-        assert named_dimension(data, name, size) == wanted
-    assert named_dimension(data, "own", size) == 0
-    assert backbone_names.DIGITS == 8
-
-
 # Images.
-
-
-@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "P"])
-@pytest.mark.parametrize("grey", [False, True])
-def test_an_image_that_is_not_cut_keeps_its_pixels(mode: str, grey: bool) -> None:
-    noise = np.random.default_rng(1).integers(0, 256, (5, 7, 3), dtype=np.uint8)
-    image = Image.fromarray(noise).convert(mode)
-    wanted = image.convert("L").convert("RGB") if grey else image.convert("RGB")
-    found = Preprocessing(grey=grey).pixels(image)
-    assert found.permute(1, 2, 0).tolist() == np.asarray(wanted).tolist()
-
-
-def test_an_own_transform_gives_a_tensor_of_three_sides() -> None:
-    image = Image.new("RGB", (2, 2))
-    weight = torch.ones(3, 2, 2, dtype=torch.float64, requires_grad=True)
-    found = OwnTransform(lambda _: weight * 2)(image)
-    assert (found.dtype, found.requires_grad, found.tolist()) == (
-        torch.float32, False, (2 * torch.ones(3, 2, 2)).tolist(),
-    )  # fmt: skip
-    assert OwnTransform(lambda _: weight).resize == 0
-    for wrong, reason in ((weight[0], r"shape \(2, 2\)"), ([1], "list"), (weight[None], "shape")):
-        with pytest.raises(DataError, match=f"returns {reason}"):
-            OwnTransform(lambda _, wrong=wrong: wrong)(image)
 
 
 # Backbones of the user's own.
 
 HEAD = "import torch\nfrom torch import nn\n"
-MODULE = "class M(nn.Module):\n    n = 0\n    def forward(self, x): "
 PLAIN = "def make():\n    return nn.Sequential(nn.Flatten(), nn.Linear(48, 5))\n"
 
 
@@ -204,15 +123,6 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     yield write
     for name in [each for each in sys.modules if each.startswith("own_package_")]:
         del sys.modules[name]
-
-
-@pytest.mark.parametrize(
-    "reference",
-    ["", "python:", "python:module", "python::make", "python:module:", "module:make", "pytho:m:f"],
-)
-def test_a_reference_names_a_module_and_a_function(reference: str) -> None:
-    with pytest.raises(BackboneError, match="is no function in Python"):
-        load_own_module(reference)
 
 
 @pytest.mark.parametrize(
@@ -247,37 +157,6 @@ def test_random_weights_are_the_same_at_every_call_and_disturb_no_other_numbers(
     assert torch.equal(one[1].weight, other[1].weight)  # type: ignore[index]
     torch.manual_seed(0)
     assert torch.equal(one[1].weight, nn.Linear(48, 5).weight)  # type: ignore[index]
-
-
-@pytest.mark.parametrize(
-    ("text", "size", "reason"),
-    [
-        (PLAIN, 0, "has no transform"),
-        ("def make(): return nn.Flatten(), lambda image: torch.ones(3, 4, 4)", 4, "set it to 0"),
-        ("def make(): return nn.Flatten(), lambda image: torch.ones(3, *image.size)", 0, "for images of two sizes"),
-        ("def make(): return nn.Identity()", 4, r"returns shape \(2, 3, 4, 4\)"),
-        ("def make(): return nn.Flatten(0)", 4, "returns shape"),
-        (f"{MODULE}return x.flatten(1) - x.mean()\ndef make(): return M()", 4, "other images"),
-        (f"{MODULE}\n        self.n += 1\n        return x.flatten(1) + self.n\ndef make(): return M()", 4, "call to call"),
-        ("def make(): return nn.Sequential(nn.Flatten(), nn.Linear(7, 5))", 4, "does not work on an RGB image"),
-        ("def make(): return nn.Sequential(nn.Flatten(), nn.Dropout(0.5))", 4, ""),
-        ("def make(): return nn.Sequential(nn.BatchNorm2d(3), nn.Flatten())", 4, ""),
-        ("def make(): return nn.Flatten(), lambda image: torch.ones(3, 2, 2)", 0, ""),
-    ],
-)  # fmt: skip
-def test_features_depend_on_one_image_alone(
-    package: Any, text: str, size: int, reason: str
-) -> None:
-    if reason:
-        with pytest.raises(BackboneError, match=reason):
-            own_backbone(package(text), size, "cpu")
-        return
-    made = own_backbone(package(text), size, "cpu")
-    images = [Image.new("RGB", (9, 5), (at, 100, 200)) for at in (0, 250)]
-    inputs = torch.stack([made.preprocess(image) for image in images])
-    assert made.forward(inputs).shape == (2, made.dim)
-    assert torch.equal(made.forward(inputs)[:1], made.forward(inputs[:1]))
-    assert (made.name, made.device.type) == ("own", "cpu")
 
 
 def test_the_fingerprint_is_of_weights_structure_and_source(package: Any) -> None:
@@ -333,40 +212,6 @@ def test_every_source_file_of_a_package_is_in_its_digest(
 
 
 # Heads and weights.
-
-
-@pytest.mark.parametrize("name", own_backbones.HEADS)
-@pytest.mark.parametrize("prefix", ["", "module."])
-def test_a_head_is_found_by_its_name_and_dimension(tmp_path: Path, name: str, prefix: str) -> None:
-    file = tmp_path / "w.safetensors"
-    weight = torch.arange(6.0).reshape(2, 3)
-    save_file({prefix + name: weight, "other": torch.ones(1)}, file)
-    found = own_head("any", str(file), 3)
-    assert found is not None
-    assert found.dtype == torch.float64
-    assert torch.equal(found, weight.double())
-    assert own_head("any", str(file), 2) is None
-    for wrong in (weight.flatten(), weight[None], weight * float("nan")):
-        save_file({prefix + name: wrong.contiguous()}, file)
-        assert own_head("any", str(file), 3) is None
-    file.write_bytes(b"")
-    assert own_head("any", str(file), 3) is None
-    assert own_head("any", str(tmp_path / "missing"), 3) is None
-
-
-def test_a_head_of_published_weights_is_looked_for_among_the_downloads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
-    (tmp_path / "checkpoints").mkdir()
-    name = Path(published_weights("resnet18").url).name
-    assert own_head("torchvision:resnet18", "", 512) is None
-    torch.save({"fc.weight": torch.ones(4, 512)}, tmp_path / "checkpoints" / name)
-    found = own_head("torchvision:resnet18", "", 512)
-    assert found is not None
-    assert found.shape == (4, 512)
-    for other in ("torchvision:no_such_model", "timm:resnet18", "own", "pixels"):
-        assert own_head(other, "", 512) is None
 
 
 @few
@@ -429,18 +274,54 @@ def test_a_file_of_weights_holds_tensors_by_name(tmp_path: Path) -> None:
         read_weights(tmp_path / "missing.pt")
 
 
-@pytest.mark.parametrize("name", ["pixels", "pixels:rgb"])
-@pytest.mark.parametrize("size", [0, 5])
-def test_pixels_of_images_that_keep_their_size_have_a_fingerprint_for_each_dimension(
-    name: str, size: int
+MODULE = "class M(nn.Module):\n    n = 0\n    def forward(self, x): "
+
+
+@pytest.mark.parametrize(
+    ("text", "size", "reason"),
+    [
+        (PLAIN, 0, "has no transform"),
+        ("def make(): return nn.Flatten(), lambda image: torch.ones(3, 4, 4)", 4, "set it to 0"),
+        ("def make(): return nn.Flatten(), lambda image: torch.ones(3, *image.size)", 0, "for images of two sizes"),
+        ("def make(): return nn.Identity()", 4, r"returns shape \(2, 3, 4, 4\)"),
+        ("def make(): return nn.Flatten(0)", 4, "returns shape"),
+        (f"{MODULE}return x.flatten(1) - x.mean()\ndef make(): return M()", 4, "other images"),
+        (f"{MODULE}\n        self.n += 1\n        return x.flatten(1) + self.n\ndef make(): return M()", 4, "call to call"),
+        ("def make(): return nn.Sequential(nn.Flatten(), nn.Linear(7, 5))", 4, "does not work on an RGB image"),
+        ("def make(): return nn.Sequential(nn.Flatten(), nn.Dropout(0.5))", 4, ""),
+        ("def make(): return nn.Sequential(nn.BatchNorm2d(3), nn.Flatten())", 4, ""),
+        ("def make(): return nn.Flatten(), lambda image: torch.ones(3, 2, 2)", 0, ""),
+    ],
+)  # fmt: skip
+def test_features_depend_on_one_image_alone(
+    package: Any, text: str, size: int, reason: str
 ) -> None:
-    made = load_backbone(name, image_size=size, device="cpu")
-    channels = 1 if name == "pixels" else 3
-    assert made.dim == channels * size * size
-    batch = torch.rand(2, 3, 4, 4)
-    found = made.forward(batch)
-    assert torch.equal(found, batch[:, :channels].reshape(2, -1))
-    other = load_backbone("pixels:rgb" if name == "pixels" else "pixels", image_size=size)
-    assert made.fingerprint != other.fingerprint
-    assert (made.fingerprint_at(16) == made.fingerprint) == bool(size)
-    assert (made.fingerprint_at(16) == made.fingerprint_at(25)) == bool(size)
+    if reason:
+        with pytest.raises(BackboneError, match=reason):
+            own_backbone(package(text), size, "cpu")
+        return
+    made = own_backbone(package(text), size, "cpu")
+    images = [Image.new("RGB", (9, 5), (at, 100, 200)) for at in (0, 250)]
+    inputs = torch.stack([made.preprocess(image) for image in images])
+    assert made.forward(inputs).shape == (2, made.dim)
+    assert torch.equal(made.forward(inputs)[:1], made.forward(inputs[:1]))
+    assert (made.name, made.device.type) == ("own", "cpu")
+
+
+@pytest.mark.parametrize("name", own_backbones.HEADS)
+@pytest.mark.parametrize("prefix", ["", "module."])
+def test_a_head_is_found_by_its_name_and_dimension(tmp_path: Path, name: str, prefix: str) -> None:
+    file = tmp_path / "w.safetensors"
+    weight = torch.arange(6.0).reshape(2, 3)
+    save_file({prefix + name: weight, "other": torch.ones(1)}, file)
+    found = own_head("any", str(file), 3)
+    assert found is not None
+    assert found.dtype == torch.float64
+    assert torch.equal(found, weight.double())
+    assert own_head("any", str(file), 2) is None
+    for wrong in (weight.flatten(), weight[None], weight * float("nan")):
+        save_file({prefix + name: wrong.contiguous()}, file)
+        assert own_head("any", str(file), 3) is None
+    file.write_bytes(b"")
+    assert own_head("any", str(file), 3) is None
+    assert own_head("any", str(tmp_path / "missing"), 3) is None

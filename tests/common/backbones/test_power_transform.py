@@ -77,29 +77,13 @@ def test_features_that_privacy_clips_stay_as_they_are_unless_the_settings_say_ot
 @pytest.mark.parametrize(
     "name",
     [
-        "alexnet",
-        "densenet121",
-        "googlenet",
-        "inception_v3",
-        "mobilenet_v2",
-        "regnet_y_400mf",
-        "resnet18",
-        "resnext50_32x4d",
-        "shufflenet_v2_x0_5",
-        "vgg11",
-        "wide_resnet50_2",
-        "mobilenet_v3_small",
-        "efficientnet_b0",
-        "convnext_tiny",
-        "vit_b_16",
-        "swin_t",
-        "timm:resnet18",
-        "timm:densenet121",
-        "timm:mobilenetv2_050",
-        "timm:tf_efficientnet_lite0",
+        "alexnet", "densenet121", "googlenet", "inception_v3", "mobilenet_v2", "regnet_y_400mf",
+        "resnet18", "resnext50_32x4d", "shufflenet_v2_x0_5", "vgg11", "wide_resnet50_2",
+        "mobilenet_v3_small", "efficientnet_b0", "convnext_tiny", "vit_b_16", "swin_t",
+        "timm:resnet18", "timm:densenet121", "timm:mobilenetv2_050", "timm:tf_efficientnet_lite0",
         "timm:resnet50d",
     ],
-)
+)  # fmt: skip
 def test_features_of_backbones_with_power_one_half_are_never_negative(name, tmp_path):
     import timm
     from torchvision import models

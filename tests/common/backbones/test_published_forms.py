@@ -354,20 +354,6 @@ def test_a_folder_of_open_clip_gives_the_features_of_open_clip(
     same(found, picture, lambda x: visual(x)[0] if pair else oracle.encode_image(x), transform)
 
 
-def test_the_text_tower_of_a_clip_is_not_built(tmp_path: Path, picture: Image.Image) -> None:
-    """BiomedCLIP's is of transformers, which a site may not have."""
-    import open_clip
-
-    text = {"hf_model_name": "microsoft/no-such-model", "hf_tokenizer_name": "none", "proj": "mlp"}
-    config = {"embed_dim": 12, "vision_cfg": VISION, "text_cfg": text}
-    (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": config}))
-    clip = spread(open_clip.CLIP(12, VISION, TEXT))
-    save_file(clip.state_dict(), tmp_path / "open_clip_model.safetensors")
-    found = load_backbone(f"open_clip:local-dir:{tmp_path}", device="cpu")
-    same(found, picture, clip.encode_image)
-    assert found.preprocess.mean == open_clip.OPENAI_DATASET_MEAN  # type: ignore[union-attr]
-
-
 # transformers.
 
 HF_SMALL = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "image_size": 32}
@@ -520,21 +506,6 @@ def test_the_image_tower_of_siglip_is_that_of_transformers(
     same(found, picture, lambda x: model(x).pooler_output)
 
 
-def test_a_tower_of_siglip_that_does_not_fit_is_refused(tmp_path: Path) -> None:
-    siglip(tmp_path, both=True)
-    name = f"hf:local-dir:{tmp_path}"
-    for own, refusal in (
-        (SIGLIP_SMALL | {"hidden_act": "gelu"}, "hf: builds 'gelu_pytorch_tanh' only"),
-        (SIGLIP_SMALL | {"image_size": 64}, "is for images of 64 px, and .* of 32 px"),
-        # What is left out is the usual, which these weights are not.
-        ("text", "is for images of 224 px"),
-        (SIGLIP_SMALL | {"num_hidden_layers": 1}, r"do not fit .*: 12 unexpected \(blocks.1"),
-    ):
-        changed(tmp_path, "config.json", vision_config=own)
-        with pytest.raises(BackboneError, match=refusal):
-            load_backbone(name, device="cpu")
-
-
 # What is refused.
 
 
@@ -573,45 +544,17 @@ def test_a_configuration_of_timm_that_does_not_fit_is_refused(
         ("config.json", {"model_type": None, "architecture": "x"}, "it is of timm: write timm:"),
         ("config.json", {"hidden_act": "relu"}, "hidden_act = 'relu'; hf: builds 'gelu' only"),
         ("config.json", {"hidden_size": None}, r"describes no vit that can be built \(KeyError"),
-        (
-            "config.json",
-            {"image_size": 64},
-            "is for images of 64 px, and .* of 32 px; set image-size",
-        ),
-        (
-            "preprocessor_config.json",
-            {"do_normalize": False},
-            "do_normalize = False; it must be true",
-        ),
-        (
-            "preprocessor_config.json",
-            {"rescale_factor": 1.0},
-            "rescale_factor = 1.0; it must be 1 / 255",
-        ),
+        ("config.json", {"image_size": 64}, "is for images of 64 px, and .* of 32 px; set image-size"),
+        ("preprocessor_config.json", {"do_normalize": False}, "do_normalize = False; it must be true"),
+        ("preprocessor_config.json", {"rescale_factor": 1.0}, "rescale_factor = 1.0; it must be 1 / 255"),
         ("preprocessor_config.json", {"resample": 5}, "resample = 5; it must be 0, 1, 2 or 3"),
         ("preprocessor_config.json", {"image_mean": [1]}, r"image_mean = \[1\]; it must be three"),
-        (
-            "preprocessor_config.json",
-            {"size": {"longest_edge": 9}},
-            "must be a shortest_edge, or a height",
-        ),
-        (
-            "preprocessor_config.json",
-            {"do_center_crop": None},
-            "do_center_crop = None; it must be true",
-        ),
-        (
-            "preprocessor_config.json",
-            {"size": {"shortest_edge": 24}},
-            "crop_size = .* at most size",
-        ),
-        (
-            "preprocessor_config.json",
-            {"size": {"height": 40, "width": 40}},
-            "must be size where that is",
-        ),
+        ("preprocessor_config.json", {"size": {"longest_edge": 9}}, "must be a shortest_edge, or a height"),
+        ("preprocessor_config.json", {"do_center_crop": None}, "do_center_crop = None; it must be true"),
+        ("preprocessor_config.json", {"size": {"shortest_edge": 24}}, "crop_size = .* at most size"),
+        ("preprocessor_config.json", {"size": {"height": 40, "width": 40}}, "must be size where that is"),
     ],
-)
+)  # fmt: skip
 def test_a_configuration_of_transformers_that_does_not_fit_is_refused(
     tmp_path: Path, name: str, keys: dict[str, Any], refusal: str
 ) -> None:
@@ -680,18 +623,6 @@ def test_a_folder_without_the_files_is_refused_with_what_it_has(tmp_path: Path) 
 # ONNX.
 
 
-class Tokens(nn.Module):
-    """A tower that returns its tokens and their mean, as exporters of transformers do."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Conv2d(3, 5, 8, 8)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        tokens = self.layer(x).flatten(2).transpose(1, 2)
-        return tokens, tokens.mean(1)
-
-
 class Centred(nn.Module):
     """Features that depend on the other images of the batch."""
 
@@ -747,19 +678,6 @@ def test_a_graph_gives_the_features_of_the_module_that_it_was(
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_outputs_of_a_graph_are_told_apart_by_their_form(
-    tmp_path: Path, picture: Image.Image
-) -> None:
-    file, module = tmp_path / "net.onnx", Tokens()
-    exported(module, file)
-    same(load_backbone(f"onnx:{file}", "", 0, "cpu", STATED), picture, lambda x: module(x)[1])
-    options = BackboneOptions(STATED.mean, STATED.std, "cls")
-    same(
-        load_backbone(f"onnx:{file}", "", 0, "cpu", options), picture, lambda x: module(x)[0][:, 0]
-    )
-
-
-@pytest.mark.filterwarnings("ignore")
 def test_weights_beside_a_graph_are_in_its_fingerprint(tmp_path: Path) -> None:
     import onnx
 
@@ -782,21 +700,11 @@ def test_a_graph_that_is_no_backbone_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "net.onnx"
     flat = nn.Sequential(nn.Flatten(), nn.Linear(3072, 4))
     for module, options, size, reason in (
-        (
-            flat,
-            BackboneOptions(),
-            0,
-            "does not say how its images are normalised; set features.mean and",
-        ),
+        (flat, BackboneOptions(), 0, "does not say how its images are normalised; set features.mean and"),
         (flat, STATED, 64, r"takes images of 32 x 32 px; image-size = 64 must be"),
-        (
-            nn.Sequential(nn.Linear(32, 4), nn.Flatten(2)),
-            STATED,
-            0,
-            r"1 dimensions|0 outputs of 2 dim",
-        ),
+        (nn.Sequential(nn.Linear(32, 4), nn.Flatten(2)), STATED, 0, r"1 dimensions|0 outputs of 2 dim"),
         (Centred(), STATED, 0, "change with the other images"),
-    ):
+    ):  # fmt: skip
         exported(module, file)
         with pytest.raises(BackboneError, match=reason):
             load_backbone(f"onnx:{file}", "", size, "cpu", options)
@@ -816,3 +724,43 @@ def test_a_graph_that_is_no_backbone_is_refused(tmp_path: Path) -> None:
         load_backbone(f"onnx:{file}", "", 0, "cpu", STATED)
     with pytest.raises(BackboneError, match="does not exist"):
         load_backbone(f"onnx:{tmp_path}/none.onnx", "", 0, "cpu", STATED)
+
+
+def test_a_tower_of_siglip_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    siglip(tmp_path, both=True)
+    name = f"hf:local-dir:{tmp_path}"
+    for own, refusal in (
+        (SIGLIP_SMALL | {"hidden_act": "gelu"}, "hf: builds 'gelu_pytorch_tanh' only"),
+        (SIGLIP_SMALL | {"image_size": 64}, "is for images of 64 px, and .* of 32 px"),
+        # What is left out is the usual, which these weights are not.
+        ("text", "is for images of 224 px"),
+        (SIGLIP_SMALL | {"num_hidden_layers": 1}, r"do not fit .*: 12 unexpected \(blocks.1"),
+    ):
+        changed(tmp_path, "config.json", vision_config=own)
+        with pytest.raises(BackboneError, match=refusal):
+            load_backbone(name, device="cpu")
+
+
+class Tokens(nn.Module):
+    """A tower that returns its tokens and their mean, as exporters of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(3, 5, 8, 8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        tokens = self.layer(x).flatten(2).transpose(1, 2)
+        return tokens, tokens.mean(1)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_outputs_of_a_graph_are_told_apart_by_their_form(
+    tmp_path: Path, picture: Image.Image
+) -> None:
+    file, module = tmp_path / "net.onnx", Tokens()
+    exported(module, file)
+    same(load_backbone(f"onnx:{file}", "", 0, "cpu", STATED), picture, lambda x: module(x)[1])
+    options = BackboneOptions(STATED.mean, STATED.std, "cls")
+    same(
+        load_backbone(f"onnx:{file}", "", 0, "cpu", options), picture, lambda x: module(x)[0][:, 0]
+    )

@@ -17,7 +17,7 @@ from fedsurrogate.client_app.governance.ledger import own_ledger
 from fedsurrogate.client_app.node_config import packages_of, parse_node_config
 from fedsurrogate.client_app.offline.run_check import check_run
 from fedsurrogate.common.backbones.backbone_names import LIBRARIES
-from fedsurrogate.common.errors import PUBLIC_SENTENCES, ConfigError, PackageError, RunError
+from fedsurrogate.common.errors import PUBLIC_SENTENCES, PackageError, RunError
 from fedsurrogate.common.extras import (
     DISTRIBUTIONS,
     EXTRAS,
@@ -31,8 +31,6 @@ from fedsurrogate.common.extras import (
 )
 from fedsurrogate.common.methods import METHODS
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.server_app.lifecycle import before_start
-from fedsurrogate.server_app.lifecycle.before_start import flower_engine
 from tests import commands
 from tests.grid import FAST, InProcessGrid, events_of, run_federation, run_folders
 from tests.uses_of_extras import PRIVATE, USES, hidden
@@ -64,12 +62,6 @@ def test_a_missing_package_gives_one_error_with_its_user_and_its_command(
     assert not run_folders(tmp_path / "runs"), "the run has started"
 
 
-def test_a_missing_package_is_an_error_of_the_settings_with_a_code_of_its_own() -> None:
-    assert issubclass(PackageError, ConfigError)
-    assert PackageError.code in PUBLIC_SENTENCES
-    assert PackageError.code != ConfigError.code
-
-
 def test_an_installed_package_is_no_error_and_is_not_imported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -80,16 +72,6 @@ def test_an_installed_package_is_no_error_and_is_not_imported(
     with needed_for("this test"):
         import pydicom
     assert pydicom
-
-
-def test_a_folder_that_has_a_packages_name_by_chance_is_no_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "chance_name").mkdir()
-    monkeypatch.syspath_prepend(str(tmp_path))
-    assert not is_installed("chance_name")
-    (tmp_path / "chance_name" / "__init__.py").touch()
-    assert is_installed("chance_name")
 
 
 @pytest.mark.parametrize(
@@ -285,22 +267,6 @@ def test_a_simulation_runs_in_this_process_and_needs_ray_only_where_flowers_is_a
     assert len(run_folders(tmp_path / "runs")) == 1
 
 
-@pytest.mark.parametrize(
-    ("rounds", "cores", "large"), [(49, 4, False), (50, 3, False), (50, 4, True)]
-)
-def test_flowers_engine_is_the_default_for_many_trainings_on_some_cores(
-    monkeypatch: pytest.MonkeyPatch, rounds: int, cores: int, large: bool
-) -> None:
-    monkeypatch.setattr(before_start, "usable_cores", lambda: cores)
-    assert flower_engine(None, 10_000, 0) == (False, "")
-    assert flower_engine(False, 10, rounds) == (False, "")
-    chosen, why = flower_engine(None, 10, rounds)
-    assert (chosen, "500 trainings" in why) == (large and is_installed("ray"), large)
-    with hidden("ray"):
-        chosen, why = flower_engine(None, 10, rounds)
-        assert (chosen, install_command("simulation") in why) == (False, large)
-
-
 def test_a_run_without_matplotlib_ends_with_a_report_that_says_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
@@ -325,25 +291,6 @@ def test_a_run_without_matplotlib_ends_with_a_report_that_says_what_is_missing(
     assert '<svg class="accuracy"' in drawn
 
 
-def test_a_sweep_without_matplotlib_keeps_its_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    settings = f'output-dir="{tmp_path}/runs" head.min-steps=20 head.epochs=1'
-    with hidden("matplotlib"):
-        assert (
-            commands.coordinator(
-                monkeypatch, "sweep", "--seeds", "1", "--sites", "2", "-c", settings
-            )
-            == 0
-        )
-    shown = capsys.readouterr()
-    assert "warning: the plot needs the package matplotlib" in shown.err
-    assert "plot " not in shown.out
-    assert list((tmp_path / "runs").glob("sweep*.json"))
-    assert not list((tmp_path / "runs").glob("*.png"))
-
-
 @pytest.mark.parametrize(
     ("node", "run", "expected"),
     [
@@ -366,3 +313,13 @@ def test_a_site_needs_the_packages_of_its_own_data_and_of_what_it_computes(
     assert [
         package for package, _ in packages_of(parse_run(run), parse_node_config(node))
     ] == expected
+
+
+def test_a_folder_that_has_a_packages_name_by_chance_is_no_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "chance_name").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert not is_installed("chance_name")
+    (tmp_path / "chance_name" / "__init__.py").touch()
+    assert is_installed("chance_name")

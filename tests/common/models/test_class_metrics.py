@@ -255,22 +255,6 @@ def test_averages_are_those_of_scikit_learn_over_all_classes_with_a_record(found
             assert metric.low <= metric.value <= metric.high
 
 
-@given(records())
-@settings(max_examples=40, deadline=None)
-def test_every_metric_has_the_records_that_it_is_about(found: Judged) -> None:
-    made = report(found, tuple("abcde"[: found.probabilities.shape[1]]), draws=30)
-    for k, row in enumerate(made.per_class):
-        truth, decided = found.labels == k, found.decisions == k
-        groups = {"sensitivity": truth, "specificity": ~truth, "ppv": decided, "npv": ~decided}
-        for name, group in groups.items():
-            metric, own = row.metric_values[name], found.take(np.flatnonzero(group))
-            assert metric.support == group.sum()
-            units = len(set(own.patients)) if own.patients is not None else int(group.sum())
-            if metric.value in (0.0, 1.0) and units > 1:
-                limits = binomtest(int(metric.value * units), units).proportion_ci(method="wilson")
-                assert (metric.low, metric.high) == pytest.approx((limits.low, limits.high)), name
-
-
 @given(st.integers(0, 10**6), st.integers(2, 200), st.sampled_from([1, 6]))
 @settings(max_examples=60)
 def test_curves_are_those_of_scikit_learn_and_points_of_reliability_have_all_records(
@@ -301,24 +285,6 @@ def test_wilsons_interval_is_that_of_scipy(units: int, share: float) -> None:
     count = round(share * units)
     limits = binomtest(count, units).proportion_ci(method="wilson")
     assert wilson(count, units) == pytest.approx((limits.low, limits.high), abs=1e-12)
-
-
-def test_without_an_error_the_interval_is_not_of_width_zero() -> None:
-    labels = np.repeat([0, 1], 20)
-    made = report(Judged(labels, np.eye(2)[labels], labels), ("n", "y"), draws=50)
-    metric = made.per_class[1].metric_values["sensitivity"]
-    assert (metric.value, metric.high) == (1.0, 1.0)
-    assert metric.low == pytest.approx(0.839, abs=0.01), "Wilson's interval for 20 of 20"
-
-
-def test_undefined_measures_are_none_not_zero() -> None:
-    truth, decided = np.zeros(5, bool), np.zeros(5, bool)
-    weights = bootstrap_weights(5, None, 9, 0)
-    found = binary_metrics(truth, np.linspace(0, 1, 5), decided, None, weights, 0.9)
-    undefined = {name for name, each in found.items() if each.metric.value is None}
-    at = "sensitivity_at_specificity"
-    assert undefined == {"sensitivity", "ppv", "auroc", "auprc", "f1", at}
-    assert found["specificity"].metric.value == 1.0
 
 
 @pytest.mark.parametrize(
@@ -352,3 +318,11 @@ def test_samples_draw_as_many_units_as_there_are_each_alike(
         == bootstrap_weights(0, None, 3, seed).shape
         == (3, 0)
     )
+
+
+def test_without_an_error_the_interval_is_not_of_width_zero() -> None:
+    labels = np.repeat([0, 1], 20)
+    made = report(Judged(labels, np.eye(2)[labels], labels), ("n", "y"), draws=50)
+    metric = made.per_class[1].metric_values["sensitivity"]
+    assert (metric.value, metric.high) == (1.0, 1.0)
+    assert metric.low == pytest.approx(0.839, abs=0.01), "Wilson's interval for 20 of 20"

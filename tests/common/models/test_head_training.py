@@ -136,15 +136,6 @@ def test_accuracy_counts_by_name_and_unknown_classes_as_wrong() -> None:
     assert cat_or_dog.accuracy(x[:0], ("cat", "dog"), torch.tensor([], dtype=torch.int64)) == (0, 0)
 
 
-@pytest.mark.parametrize(("classes", "dimension"), [(10, 64), (2, 5), (1, 4), (3, 1), (1, 1)])
-def test_plane_is_two_directions_whatever_the_shape(classes: int, dimension: int) -> None:
-    weight = torch.randn(classes, dimension, generator=torch.Generator().manual_seed(0))
-    plane = head(weight, torch.zeros(classes), CLASSES[:classes]).plane()
-    found = min(2, classes, dimension)
-    assert plane.shape == (dimension, 2)
-    torch.testing.assert_close(plane.T @ plane, torch.diag(torch.tensor([1.0, 1.0 * (found == 2)])))
-
-
 def test_plane_has_the_directions_that_matter_most_and_a_settled_sign() -> None:
     rng = torch.Generator().manual_seed(0)
     basis = torch.linalg.qr(torch.randn(6, 6, generator=rng)).Q

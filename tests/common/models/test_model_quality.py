@@ -54,22 +54,6 @@ def test_measures_are_those_of_scikit_learn(classes: int, count: int, seed: int)
     assert packed_quality(again) == packed_quality(found)
 
 
-def test_many_classes_have_averages_only_and_curves_have_few_points() -> None:
-    scores, labels = drawn(MOST_CLASSES + 1, 2500, 0)
-    found = quality_of(scores, labels, tuple(map(str, range(MOST_CLASSES + 1))), None)
-    assert found is not None
-    assert (found.per_class, found.confusion) == ((), ())
-    assert "macro_auroc" in found.averages
-    assert len(packed_quality(found)) < LONGEST
-    for curves in (found.curves or {}).values():
-        for name, curve in curves.items():
-            assert curve is not None
-            # Of a rare class, all records may be in the first bin of the reliability curve.
-            least = 1 if name == "reliability" else 2
-            assert least <= len(curve[0]) == len(curve[1]) <= POINTS
-            assert len(curve) == (3 if name == "reliability" else 2)
-
-
 @pytest.mark.parametrize("label", [-1, 0])
 def test_nothing_is_judged_without_a_known_record_or_with_a_broken_score(label: int) -> None:
     scores = torch.full((20, 2), float("nan") if label == 0 else 1.0)
@@ -94,3 +78,19 @@ def test_texts_that_are_no_measures_are_refused() -> None:
     for text in ("", "[]", "{", "[" * 100_000, "0" * (LONGEST + 1)):
         with pytest.raises(SurrogateError, match="cannot be read"):
             unpacked_quality(text)
+
+
+def test_many_classes_have_averages_only_and_curves_have_few_points() -> None:
+    scores, labels = drawn(MOST_CLASSES + 1, 2500, 0)
+    found = quality_of(scores, labels, tuple(map(str, range(MOST_CLASSES + 1))), None)
+    assert found is not None
+    assert (found.per_class, found.confusion) == ((), ())
+    assert "macro_auroc" in found.averages
+    assert len(packed_quality(found)) < LONGEST
+    for curves in (found.curves or {}).values():
+        for name, curve in curves.items():
+            assert curve is not None
+            # Of a rare class, all records may be in the first bin of the reliability curve.
+            least = 1 if name == "reliability" else 2
+            assert least <= len(curve[0]) == len(curve[1]) <= POINTS
+            assert len(curve) == (3 if name == "reliability" else 2)

@@ -108,12 +108,7 @@ def test_epsilon_of_all_rounds_with_distributed_noise_is_that_of_dp_accounting(
 ROUNDS: dict[str, dict[str, Any]] = {
     "fedavg": {"method": "dp-fedavg", "fedavg.sample-rate": 1.0, "fedavg.rounds": 4},
     "distributed": {"method": "dp-fedavg", "secure-aggregation": True, "fedavg.rounds": 4},
-    "fedlap": {
-        "method": "fedlap",
-        "fedlap.sample-rate": 1.0,
-        "fedlap.rounds": 3,
-        "fedlap.batch-size": 50,
-    },
+    "fedlap": {"method": "fedlap", "fedlap.sample-rate": 1.0, "fedlap.rounds": 3, "fedlap.batch-size": 50},
     "dpcvae": {"method": "dpcvae", "dpcvae.sample-rate": 1.0, "dpcvae.rounds": 4},
     "sizes alone": {
         "method": "dpcgan",
@@ -121,7 +116,7 @@ ROUNDS: dict[str, dict[str, Any]] = {
         "dpcvae.rounds": 3,
         "dpcvae.first-round": "counts",
     },
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("settings", ROUNDS.values(), ids=ROUNDS)

@@ -151,18 +151,11 @@ def test_a_manifest_has_what_its_features_need_and_facts_of_its_run(
 ) -> None:
     run = parse_run(
         {
-            "backbone": backbone,
-            "image-size": size,
-            "features.power-transform": power,
-            "seed": seed,
-            "test-fraction": fraction,
-            "features.bag": bag,
-            "epsilon": 2.0,
-            "delta": 1e-5,
-            "classes": "a,b,c",
-            "fedpft.covariance": "spherical",
+            "backbone": backbone, "image-size": size, "features.power-transform": power,
+            "seed": seed, "test-fraction": fraction, "features.bag": bag, "epsilon": 2.0,
+            "delta": 1e-5, "classes": "a,b,c", "fedpft.covariance": "spherical",
         }
-    )
+    )  # fmt: skip
     made = make_signed_model(head(), run, None, "77", sites, KEY, units)
     facts, again = made.manifest, made.manifest.run_config()
     assert again.settings.backbone == backbone
@@ -193,14 +186,8 @@ def test_a_manifest_has_what_its_features_need_and_facts_of_its_run(
 TARGETS: list[dict[str, Any]] = [
     {"task": "multilabel", "label-columns": "a,b"},
     {"task": "regression", "value-columns": "age", "target-range": "0,90"},
-    {
-        "task": "survival",
-        "event-column": "died",
-        "time-column": "days",
-        "horizon": 365.0,
-        "time-unit": "days",
-    },
-]
+    {"task": "survival", "event-column": "died", "time-column": "days", "horizon": 365.0, "time-unit": "days"},
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda flat: flat["task"])

@@ -298,16 +298,6 @@ def test_samples_have_the_mean_and_covariance_of_their_mixture(family: str) -> N
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_moments_are_those_of_a_huge_sample(family: str) -> None:
-    mixtures, n = random_mixtures(family, (3000, 1000)), 50_000
-    drawn, _ = mixtures.draw([3 * n, n], [generator(1), generator(2)])
-    mean, variance = mixtures.moments()
-    deviation = drawn.std(0)
-    assert ((drawn.mean(0) - mean).abs() / deviation).max() < 6 / (4 * n) ** 0.5
-    assert (drawn.var(0) / variance - 1).abs().max() < 12 / (4 * n) ** 0.5
-
-
-@pytest.mark.parametrize("family", FAMILIES)
 def test_classes_draw_from_their_own_streams(family: str) -> None:
     mixtures, n = random_mixtures(family), 20_000
     both, _ = mixtures.draw([n, n], [generator(1), generator(2)])
@@ -451,15 +441,6 @@ def test_a_class_is_fitted_as_if_it_were_alone(family: str) -> None:
         )
 
 
-def test_k_means_finds_separated_blobs_and_leaves_no_cluster_empty() -> None:
-    x, member = blobs(300, 6, 4, spread=60.0)
-    found = k_means(x, 6, generator())
-    assert torch.equal(found.sum(1), torch.ones(300, dtype=x.dtype))
-    overlap = found.T @ torch.nn.functional.one_hot(member).to(x)
-    assert ((overlap > 0).sum(1) == 1).all()
-    assert k_means(x[:3].repeat(10, 1), 6, generator()).sum(0).tolist() == [10, 10, 10]
-
-
 @pytest.mark.parametrize("shared", [0.0, 0.1, 1.0], ids=lambda share: f"{share:.0%}")
 @pytest.mark.parametrize("components", [1, 2, 10])
 def test_sums_of_many_rows_are_those_of_the_product(components: int, shared: float) -> None:
@@ -540,3 +521,22 @@ def test_two_records_with_many_zeros_have_eigenvectors_in_single_precision(seed:
     np.testing.assert_allclose(values[:-1], 0, atol=1e-5 * length)
     made = (vectors * values) @ vectors.T
     np.testing.assert_allclose(made, scatter, atol=1e-5 * length)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_moments_are_those_of_a_huge_sample(family: str) -> None:
+    mixtures, n = random_mixtures(family, (3000, 1000)), 50_000
+    drawn, _ = mixtures.draw([3 * n, n], [generator(1), generator(2)])
+    mean, variance = mixtures.moments()
+    deviation = drawn.std(0)
+    assert ((drawn.mean(0) - mean).abs() / deviation).max() < 6 / (4 * n) ** 0.5
+    assert (drawn.var(0) / variance - 1).abs().max() < 12 / (4 * n) ** 0.5
+
+
+def test_k_means_finds_separated_blobs_and_leaves_no_cluster_empty() -> None:
+    x, member = blobs(300, 6, 4, spread=60.0)
+    found = k_means(x, 6, generator())
+    assert torch.equal(found.sum(1), torch.ones(300, dtype=x.dtype))
+    overlap = found.T @ torch.nn.functional.one_hot(member).to(x)
+    assert ((overlap > 0).sum(1) == 1).all()
+    assert k_means(x[:3].repeat(10, 1), 6, generator()).sum(0).tolist() == [10, 10, 10]

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from fedsurrogate.common.errors import ConfigError, SurrogateError
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.settings import CountingSettings
-from fedsurrogate.common.targets import counted, labels
-from fedsurrogate.common.targets.counted import CountedNumbers, CountedTimes
+from fedsurrogate.common.targets import counted
+from fedsurrogate.common.targets.counted import CountedTimes
 from fedsurrogate.common.targets.labels import Labels
 from fedsurrogate.common.targets.metrics import (
     answer_columns,
@@ -28,7 +28,7 @@ from fedsurrogate.common.targets.metrics import (
     metrics_of,
 )
 from fedsurrogate.common.targets.number import Number
-from fedsurrogate.common.targets.target import Objective, sums_of_counts
+from fedsurrogate.common.targets.target import sums_of_counts
 from fedsurrogate.common.targets.time import (
     Scored,
     Time,
@@ -42,7 +42,6 @@ from fedsurrogate.common.targets.time import (
 from fedsurrogate.common.terms import Term
 
 few = settings(max_examples=60, deadline=None)
-PRIVATE = {"epsilon": 2.0, "delta": 1e-5}
 
 
 def tuples(sums: tuple[Term, ...] | None) -> list[tuple[Any, ...]]:
@@ -169,66 +168,6 @@ def test_a_scored_time_has_the_value_of_its_cell(times: list[float], data: st.Da
     assert (found.edges, found.unit, found.head) == (usual.edges, "years", "residuals")
 
 
-def test_what_a_time_says_of_itself_and_starts_with() -> None:
-    usual = Time(("t", "e"), (0.0, 1.0, 3.0), "years")
-    assert usual.rows == (
-        "event 0 to 1", "event 1 to 3", "last seen about 0", "last seen about 1", "outlived 3",
-    )  # fmt: skip
-    assert (usual.title, Time(("t", "e"), (0.0, 3.0)).title) == (
-        "time to the event, up to 3 years", "time to the event, up to 3",
-    )  # fmt: skip
-    public = {"name": "survival", "columns": ["t", "e"], "edges": [0.0, 1.0, 3.0], "unit": "years"}
-    assert usual.public == public
-    rounds = Time(("t", "e"), (0.0, 1.0, 3.0), "years", "residuals")
-    assert rounds.public == usual.public | {"head": "residuals"}
-    assert (usual.course(False), rounds.course(True)) == (None, residual_course(True))
-    assert bool(usual.gap)
-    assert not rounds.gap
-    aim = usual.objective()
-    # Half of the records have the event before the horizon.
-    survival = math.prod(1 / (1 + math.exp(level)) for level in aim.levels)
-    assert len(aim.levels) == aim.outputs == 2
-    assert survival == pytest.approx(0.5)
-    head = aim.answering({"levels.weight": torch.tensor([[1.0], [2.0]]), "score.weight": torch.ones(1, 4)})  # fmt: skip
-    assert (head.outputs, head.bias.tolist(), dict(head.public)) == (
-        ("risk",), [0.0], {"levels": [1.0, 2.0]},
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("dimension", [1, 5])
-@pytest.mark.parametrize("outputs", [1, 3])
-def test_parameters_are_a_row_and_a_level_for_each_answer_or_one_row_for_all(
-    outputs: int, dimension: int
-) -> None:
-    made: Any = lambda *_: None  # noqa: E731
-    plain = Objective(outputs, made, labels.RATES, made)
-    levelled = Objective(outputs, made, labels.RATES, made, (0.0,) * outputs)
-    assert plain.numbers(dimension) == outputs * dimension + outputs
-    assert levelled.numbers(dimension) == dimension + outputs
-
-
-@pytest.mark.parametrize(
-    ("flat", "reason"),
-    [
-        ({"time-column": "a", "event-column": "a", "time-unit": "y"}, "are both 'a'"),
-        ({"time-column": "event"}, "are both 'event'"), ({"event-column": "time"}, "are both 'time'"),
-        ({"time-column": "t"}, "needs time-unit"), ({"horizon": 0.0}, "needs horizon"),
-    ],
-)  # fmt: skip
-def test_settings_of_times_that_do_not_agree_are_refused(flat: dict[str, Any], reason: str) -> None:
-    with pytest.raises(ConfigError, match=reason):
-        parse_run({"task": "survival", "horizon": 2.0} | flat)
-
-
-@pytest.mark.parametrize("more", [{}, PRIVATE, {"secure-aggregation": True}])
-@pytest.mark.parametrize("head", ["auto", "cells", "residuals"])
-def test_the_head_of_times_follows_from_the_settings(more: dict[str, Any], head: str) -> None:
-    found = parse_run({"task": "survival", "horizon": 2.0, "time-head": head} | more).target
-    assert isinstance(found, Time)
-    assert found.head == (("cells" if more else "residuals") if head == "auto" else head)
-    assert found.columns == ("time", "event")
-
-
 # Metrics of records that do not determine all of them.
 
 
@@ -340,22 +279,6 @@ def test_labels_are_decided_where_two_bins_meet(bins: int) -> None:
     assert added[:, 0].sum(1).argmax(1).tolist() == [bins // 2 - 1, bins // 2, bins // 2]
 
 
-def test_each_kind_of_target_is_counted_in_its_way_and_others_are_refused() -> None:
-    own = CountingSettings(bins=4)
-    numbers = counted.counted(Number(("x",), ((0.0, 1.0),)), own)
-    assert isinstance(numbers, CountedNumbers)
-    assert (numbers.bins, numbers.largest) == (4, own.largest_error)
-    times = counted.counted(Time(("t", "e"), (0.0, 1.0)), own)
-    assert isinstance(times, CountedTimes)
-
-    class Other(Labels):
-        name = "other"
-
-    with pytest.raises(ConfigError, match="task = 'other' is not counted"):
-        counted.counted(Other(("a",)), own)
-    assert CountedNumbers(Number(("x",), ((0.0, 1.0),)), 4).largest == 1.0
-
-
 @pytest.mark.parametrize("spread", [0.0, 1.0, 3.0])
 def test_risks_at_the_limits_are_in_the_middle_third(spread: float) -> None:
     made = CountedTimes(Time(("t", "e"), (0.0, 1.0)))
@@ -407,3 +330,16 @@ def test_the_best_levels_of_training_are_the_hazards_of_the_curve(
     losses = Time(("time", "event"), edges).objective().losses(best.expand(len(code), -1), code)
     (slope,) = torch.autograd.grad(losses.sum(), best)
     assert torch.allclose(slope, torch.zeros(bins, dtype=torch.float64), atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("flat", "reason"),
+    [
+        ({"time-column": "a", "event-column": "a", "time-unit": "y"}, "are both 'a'"),
+        ({"time-column": "event"}, "are both 'event'"), ({"event-column": "time"}, "are both 'time'"),
+        ({"time-column": "t"}, "needs time-unit"), ({"horizon": 0.0}, "needs horizon"),
+    ],
+)  # fmt: skip
+def test_settings_of_times_that_do_not_agree_are_refused(flat: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        parse_run({"task": "survival", "horizon": 2.0} | flat)

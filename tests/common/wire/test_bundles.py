@@ -51,23 +51,17 @@ def test_what_a_site_packs_is_read_back_whole() -> None:
 @pytest.mark.parametrize(
     "manifest",
     [
-        *(
-            MANIFEST | {"site": site}
-            for site in (5, None, ["north"], {}, "", "../north", "n" * 65, "south")
-        ),
-        *(
-            MANIFEST | {"version": version}
-            for version in (VERSION - 1, VERSION + 1, str(VERSION), None)
-        ),
-        *(MANIFEST | {"request": other} for other in ("", None, Request.fresh({}, None).id)),
-        *(MANIFEST | {"request-sha256": other} for other in ("", None, "0" * 64)),
+        *(MANIFEST | {'site': site} for site in (5, None, ['north'], {}, '', '../north', 'n' * 65, 'south')),
+        *(MANIFEST | {'version': version} for version in (VERSION - 1, VERSION + 1, str(VERSION), None)),
+        *(MANIFEST | {'request': other} for other in ('', None, Request.fresh({}, None).id)),
+        *(MANIFEST | {'request-sha256': other} for other in ('', None, '0' * 64)),
         *(
             {key: value for key, value in MANIFEST.items() if key != left_out}
             for left_out in ("site", "version", "request")
         ),
     ],
     ids=lambda manifest: json.dumps(manifest)[-30:],
-)
+)  # fmt: skip
 def test_a_manifest_of_another_form_is_refused_although_its_site_signed_it(
     manifest: object,
 ) -> None:

@@ -122,18 +122,12 @@ def test_broken_levels_are_refused_with_a_reason(change, reason):
         ({"fedpft.bits": 8, "fedpft.covariance": "diag"}, "loadings of covariance 'lowrank'"),
         ({"fedpft.bits": 8, "epsilon": 1.0, "delta": 1e-5}, "without privacy"),
         ({"fedpft.covariance": "gram", "fedpft.components": 2}, "one component a class"),
-        (
-            {"fedpft.covariance": "gram", "fedpft.topology": "chain"},
-            "only with fedpft.topology = 'star'",
-        ),
-        (
-            {"head.shrinkage": 1.5},
-            r"head\.shrinkage = 1\.5: must be 'auto', or a number from 0 to 1",
-        ),
+        ({"fedpft.covariance": "gram", "fedpft.topology": "chain"}, "only with fedpft.topology = 'star'"),
+        ({"head.shrinkage": 1.5}, r"head\.shrinkage = 1\.5: must be 'auto', or a number from 0 to 1"),
         ({"head.shrinkage": "much"}, r"head\.shrinkage = 'much'"),
         ({"head.solver": "svm"}, r"head\.solver = 'svm'"),
     ],
-)
+)  # fmt: skip
 def test_settings_that_do_not_fit_are_refused(settings, reason):
     with pytest.raises(ConfigError, match=reason):
         parse_run(settings)

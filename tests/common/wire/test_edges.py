@@ -4,7 +4,6 @@ not, in numbers and not in the names of limits; and tables whose entries differ 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from dataclasses import replace
@@ -35,8 +34,7 @@ from fedsurrogate.common.surrogates.covariances import (
 )
 from fedsurrogate.common.surrogates.mixtures import Mixtures
 from fedsurrogate.common.surrogates.surrogates import Header, Surrogate, Synthetic
-from fedsurrogate.common.wire import generator_files, surrogate_proto
-from fedsurrogate.common.wire import tensors as covariances
+from fedsurrogate.common.wire import generator_files
 from fedsurrogate.common.wire.generator_files import read_synthetic_set
 from fedsurrogate.common.wire.model_proto import (
     classifier_of,
@@ -56,7 +54,6 @@ from fedsurrogate.common.wire.records import (
     to_record,
     unpack_surrogate,
 )
-from fedsurrogate.common.wire.surrogate_proto import centre_digest, pack_centre
 from fedsurrogate.common.wire.tensors import (
     pack,
     pack_covariance,
@@ -503,20 +500,14 @@ def test_a_record_has_256_values_and_four_mebibytes_of_them_at_most() -> None:
 
 @pytest.mark.parametrize(
     ("info", "size"),
-    [
-        ({"a": 1}, 9), ({"abc": 1.5}, 11), ({"a": True}, 9), ({"a": "xyz"}, 4), ({"a": b"xyz"}, 4),
-        ({"a": [1, 2]}, 17), ({"a": [1.5]}, 9), ({"a": ["xy", "z", ""]}, 4), ({"a": [b"xy", b"z"]}, 4),
-        ({"a": 1, "b": [True] * 3}, 34),
-    ],
-)  # fmt: skip
+    [({"abc": 1.5}, 11), ({"a": "xyz"}, 4), ({"a": [1, 2]}, 17), ({"a": ["xy", "z", ""]}, 4)],
+)
 def test_values_have_the_size_that_they_take(
     info: dict[str, Any], size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedsurrogate.common.wire import records
-
-    monkeypatch.setattr(records, "LARGEST_INFO", size)
+    monkeypatch.setattr("fedsurrogate.common.wire.records.LARGEST_INFO", size)
     check_form(to_record(None, info))
-    monkeypatch.setattr(records, "LARGEST_INFO", size - 1)
+    monkeypatch.setattr("fedsurrogate.common.wire.records.LARGEST_INFO", size - 1)
     with pytest.raises(SurrogateError, match="values next to the payload"):
         check_form(to_record(None, info))
 
@@ -553,11 +544,3 @@ def test_weights_are_made_to_sum_to_one_where_only_rounding_is_missing(
     elif abs(share - 1) > 0.011:
         assert after.tolist() == pytest.approx([share] * len(components), abs=2e-3)
     assert found.labels.tolist() == labels.tolist()
-
-
-def test_digests_of_centres_are_sixteen_digits_of_their_bytes() -> None:
-    mean = torch.tensor([1.0, 2.0])
-    whole = hashlib.sha256(pack_centre(mean).SerializeToString()).hexdigest()
-    assert centre_digest(mean) == whole[:16]
-    assert (surrogate_proto.SCHEMA, surrogate_proto.FRAMED) == (1, 2)
-    assert (covariances.RELATIVE_LEAST, covariances.SMALLEST) == (1e-9, 1e-30)

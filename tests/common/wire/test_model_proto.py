@@ -177,18 +177,14 @@ def test_an_update_must_fit_the_model_and_the_round() -> None:
     check_update(good, shapes, 2, private=False)
     for bad, private, reason in (
         (update(weight=torch.zeros(3, 4)), False, "tensors that are not this run's"),
-        (
-            update(weight=torch.zeros(4, 3), bias=torch.zeros(3)),
-            False,
-            "tensors that are not this run's",
-        ),
+        (update(weight=torch.zeros(4, 3), bias=torch.zeros(3)), False, "tensors that are not this run's"),
         (update(weight=torch.full((3, 4), torch.nan), bias=torch.zeros(3)), False, "not finite"),
         (update(weight=torch.full((3, 4), 1e20), bias=torch.zeros(3)), False, "beyond"),
         (replace(good, round=3), False, "round 3"),
         (replace(good, records=0), False, "0 records"),
         (replace(good, records=10**12), False, "records"),
         (good, True, "5 records"),
-    ):
+    ):  # fmt: skip
         with pytest.raises(SurrogateError, match=reason):
             check_update(bad, shapes, 2, private)
 

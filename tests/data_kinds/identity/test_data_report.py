@@ -22,7 +22,6 @@ from fedsurrogate.client_app.diagnostics.site_checks import check_site
 from fedsurrogate.client_app.features.site_features import load_site
 from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
 from fedsurrogate.common.data_report import (
-    MOST,
     DataReport,
     Loss,
     merged,
@@ -188,18 +187,6 @@ def test_a_simulation_without_a_label_says_why(private: dict[str, Any], tmp_path
         simulate_here(2, own, lambda _: None, report=False)
 
 
-def test_sound_data_have_one_line_and_nothing_is_left_out(tmp_path: Path) -> None:
-    csv_source(tmp_path / "d", {"label": ["a", "b"] * 10})
-    events: list[dict[str, Any]] = []
-    where = {"data": "imagefolder", "data-dir": str(tmp_path / "d"), "output-dir": str(tmp_path)}
-    simulate_here(2, BACKBONE | where | {"partition": "iid"}, events.append, report=False)
-    written_lines = [each["reason"] for each in events if each["event"] == "warning"]
-    assert [line for line in written_lines if "data" in line.split(" ")[0]] == [
-        "data imagefolder: 20 found, 20 to open, none left out"
-    ]
-    assert not [line for line in written_lines if line.startswith(("left out", "warnings"))]
-
-
 def hospital(folder: Path, data: Path, **more: Any) -> NodeConfig:
     own = {"data": "imagefolder", "data-dir": str(data), "device": "cpu"}
     places = {"state-dir": str(folder / "state"), "cache-dir": str(folder / "cache")}
@@ -316,12 +303,3 @@ def test_what_another_machine_sends_as_a_report_is_one_or_is_dropped(value: Any)
     found = reports_from(json.dumps(value))
     assert all(each == report_from(each.facts()) for each in found)
     assert reports_from(json.dumps([value])) in ([], reports_from(json.dumps([value])))
-
-
-def test_reports_of_others_are_short() -> None:
-    long = DataReport("x" * 5000, 1, (Loss("y" * 5000, 1),) * 900, ("z",) * 900)
-    (found,) = reports_from(json.dumps([long.facts()]))
-    assert len(found.left_out) == len(found.warnings) == MOST
-    assert len(found.source) == len(found.left_out[0].why) == 1000
-    assert not reports_from("[" * 100_000)
-    assert not reports_from("{}")

@@ -246,21 +246,9 @@ def test_one_class_or_patient_has_one_name_however_it_is_written(name: str) -> N
 @pytest.mark.parametrize(
     "same",
     [
-        [
-            0,
-            0.0,
-            "0",
-            "0.0",
-            " 0",
-            "-0",
-            -0.0,
-            np.int8(0),
-            torch.tensor(0),
-            Decimal("0.0"),
-            False + 0,
-        ]
+        [0, 0.0, "0", "0.0", " 0", "-0", -0.0, np.int8(0), torch.tensor(0), Decimal("0.0"), False + 0],
     ],
-)
+)  # fmt: skip
 def test_a_number_is_one_class_in_every_type(same: list[Any]) -> None:
     labels = [same[number % len(same)] if number % 2 else 1 for number in range(N)]
     assert fs.fit(X, labels).classes == ("0", "1")
@@ -327,18 +315,14 @@ ARRAYS: dict[str, Callable[[], Any]] = {
     "a list of tensors": lambda: list(torch.tensor(X)),
     "decimals": lambda: np.array([[Decimal(str(v)) for v in row] for row in X.tolist()]),
     "read-only": lambda: np.frombuffer(X.tobytes()).reshape(X.shape),
-    "a lazy minus": lambda: (
-        torch.complex(torch.zeros(X.shape).double(), -torch.tensor(X)).conj().imag
-    ),
+    "a lazy minus": lambda: (torch.complex(torch.zeros(X.shape).double(), -torch.tensor(X)).conj().imag),
     "a compressed tensor": lambda: torch.tensor(X).to_sparse_coo().coalesce(),
     "a memory map": lambda: np.ndarray.view(X, np.memmap),
-    "columns of columns": lambda: pd.DataFrame(
-        X, columns=pd.MultiIndex.from_product([["a"], list("bcd")])
-    ),
+    "columns of columns": lambda: pd.DataFrame(X, columns=pd.MultiIndex.from_product([["a"], list("bcd")])),
     "one name for all columns": lambda: pd.DataFrame(X, columns=["a"] * 3, index=[0] * N),
     "a table of arrow": lambda: pa.table({f"{column}": X[:, column] for column in range(3)}),
     "an object with an array": lambda: Wrapped(X),
-}
+}  # fmt: skip
 
 
 class Wrapped:

@@ -164,19 +164,11 @@ def test_tables_of_other_programs_are_read(form: str, private: bool, tmp_path: P
 
 
 SYSTEM = [
-    *(
-        "__MACOSX",
-        "@eaDir",
-        "$RECYCLE.BIN",
-        "lost+found",
-        ".Trash",
-        ".ipynb_checkpoints",
-        "#recycle",
-    ),
-    *("System Volume Information", "x.png", "scan.JPEG", ".git", "@Recycle"),
-    *("__MACOSX ", "@__thumb", "@tmp", "~snapshot", "FOUND.000", "found.012", "$AV_ASW"),
-    *("$WinREAgent", "_vti_cnf", "TheVolumeSettingsFolder", "Recycler\u200b"),
-]
+    *('__MACOSX', '@eaDir', '$RECYCLE.BIN', 'lost+found', '.Trash', '.ipynb_checkpoints', '#recycle'),
+    *('System Volume Information', 'x.png', 'scan.JPEG', '.git', '@Recycle'),
+    *('__MACOSX ', '@__thumb', '@tmp', '~snapshot', 'FOUND.000', 'found.012', '$AV_ASW'),
+    *('$WinREAgent', '_vti_cnf', 'TheVolumeSettingsFolder', 'Recycler\u200b'),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("place", ["class", "below", "split"])

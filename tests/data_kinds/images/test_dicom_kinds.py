@@ -195,16 +195,10 @@ def _group_length(content: bytes) -> int:
 @pytest.mark.parametrize(
     ("data", "header"),
     [
-        ("implicit", "explicit"),
-        ("explicit", "implicit"),
-        ("implicit", "implicit"),
-        ("explicit", "explicit"),
-        ("big", "big"),
-        ("implicit", ""),
-        ("explicit", ""),
-        ("big", ""),
+        ("implicit", "explicit"), ("explicit", "implicit"), ("implicit", "implicit"),
+        ("explicit", "explicit"), ("big", "big"), ("implicit", ""), ("explicit", ""), ("big", ""),
     ],
-)
+)  # fmt: skip
 def test_data_are_read_as_they_are_encoded_whatever_the_header_states(
     tmp_path: Path, data: str, header: str
 ) -> None:

@@ -108,16 +108,10 @@ def _of_features(x: torch.Tensor) -> Array:
 
 
 ENTRANCES: dict[str, Entrance] = {
-    "site": _site,
-    "table": _table,
-    "parquet": _parquet,
-    "site predict": _site_predict,
-    "path": _python_path,
-    "PIL image": _python_image,
-    "data set": _python_pairs,
-    "module": _python_module,
-    "own transform": _own_transform,
-}
+    "site": _site, "table": _table, "parquet": _parquet, "site predict": _site_predict,
+    "path": _python_path, "PIL image": _python_image, "data set": _python_pairs,
+    "module": _python_module, "own transform": _own_transform,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", READ, ids=lambda kind: kind.name)

@@ -1,25 +1,16 @@
-import io
 import json
-import re
-import shlex
 import shutil
 import subprocess
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from rich.console import Console
-from typer.testing import CliRunner
 
 from fedsurrogate.common.escapes import human_bytes
-from fedsurrogate.common.help import descriptions
 from fedsurrogate.server_app.cli import main as cli
-from fedsurrogate.strategies.closed_form.solvers import RESTRICTED
 from tests.commands import coordinator
 from tests.grid import run_federation, sites
 
-COMMANDS = ["simulate", "plan", "report", "refit"]
 Captured = pytest.CaptureFixture[str]
 
 
@@ -33,12 +24,6 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def run(original: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(original, tmp_path / original.name))
-
-
-def test_the_command_without_anything_shows_what_there_is() -> None:
-    for arguments in ([], ["--help"]):
-        output = CliRunner().invoke(cli.app, arguments).output
-        assert all(command in output for command in COMMANDS)
 
 
 def test_the_installed_script_starts() -> None:
@@ -102,42 +87,19 @@ def test_a_plan_is_readable_by_programs(monkeypatch: pytest.MonkeyPatch, capsys:
     assert all(type(row["up"]) is int and row["up"] > 0 for row in rows)
 
 
-def test_a_plan_shows_budget_and_noise_beside_the_cost(
-    monkeypatch: pytest.MonkeyPatch, capsys: Captured
-) -> None:
-    assert coordinator(monkeypatch, "plan", "-c", "epsilon=4.0 delta=1e-5", "--records", 1000) == 0
-    out = capsys.readouterr().out
-    for word in (
-        "epsilon",
-        "1e-05",
-        "noise 0.12 on the mean",
-        "a class of 100",
-        "1/sqrt(S)",
-    ):
-        assert word in " ".join(out.split())
-    assert coordinator(monkeypatch, "plan", "-c", "seed=1") == 0
-    assert "privacy none" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (
-            "epsilon=4.0 delta=1e-5",
-            ("have 1.22/S of it", "at most 33% of the sites collude", "local-epsilon"),
-        ),
+        ("epsilon=4.0 delta=1e-5", ("have 1.22/S of it", "at most 33% of the sites collude", "local-epsilon")),
         ("epsilon=4.0 delta=1e-5 colluding=0.0 dropouts=0.0", ("have 1/S of it", "at most 0%")),
         ("", ("privacy none", "the coordinator sees the sum over all sites", "has no noise")),
         (
             'method="dp-fedavg" epsilon=4.0 delta=1e-5',
             ("each of 30 rounds is one step", "gradients", "local-epsilon"),
         ),
-        (
-            'method="dp-fedavg" fedavg.noise="site" epsilon=4.0 delta=1e-5',
-            ("each site adds the whole noise itself",),
-        ),
+        ('method="dp-fedavg" fedavg.noise="site" epsilon=4.0 delta=1e-5', ("each site adds the whole noise itself",)),
     ],
-)
+)  # fmt: skip
 def test_a_plan_of_a_secure_aggregation_says_who_sees_what(
     settings: str, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
@@ -155,48 +117,6 @@ def test_a_plan_of_a_secure_aggregation_says_who_sees_what(
     out = capsys.readouterr().out
     for word in words:
         assert word in out
-
-
-def test_a_plan_in_80_columns_cuts_no_word(
-    monkeypatch: pytest.MonkeyPatch, capsys: Captured
-) -> None:
-    monkeypatch.setattr(cli.console, "_width", 80)
-    readme = (Path(cli.__file__).resolve().parents[2] / "README.md").read_text()
-    (command,) = re.findall(r"^coordinator plan (.*)$", readme, re.MULTILINE)
-    assert coordinator(monkeypatch, "plan", *shlex.split(command)) == 0
-    out = capsys.readouterr().out
-    assert "…" not in out
-    for word in (
-        "spherical,",
-        "sums",
-        "epsilon",
-        "messages",
-        "released, in numbers: counts 2, sums 2,560",
-    ):
-        assert word in out
-
-
-def test_a_plan_says_what_is_released_and_how_the_shrinkage_is_chosen(
-    monkeypatch: pytest.MonkeyPatch, capsys: Captured
-) -> None:
-    def told(settings: str) -> str:
-        assert (
-            coordinator(monkeypatch, "plan", "--dimension", 100, "--classes", 2, "-c", settings)
-            == 0
-        )
-        return " ".join(capsys.readouterr().out.split())
-
-    assert "means 200, variances 100, loadings 1,600 at 8 bits, scales 16" in (
-        out := told("fedpft.bits=8")
-    )
-    assert (
-        "in closed form: linear discriminant analysis, or least squares where the class means of "
-        "the sites differ; shrinkage chosen from the released numbers alone" in out
-    )
-    assert "shrinkage 0.3, as set" in told('fedpft.covariance="gram" head.shrinkage=0.3')
-    assert "by generalised cross-validation" in told('head.solver="ridge"')
-    assert f"shrinkage {RESTRICTED:g}" in told('fedpft.covariance="diag" head.solver="lda"')
-    assert "shrinkage" not in told('fedpft.covariance="diag"')
 
 
 def test_a_report_is_written_again(
@@ -255,46 +175,6 @@ def test_a_folder_that_is_no_run_is_refused(
     assert coordinator(monkeypatch, command, tmp_path) == 1
     assert capsys.readouterr().err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_table_shows_accuracies_beside_bytes(run: Path) -> None:
-    metrics = json.loads((run / "metrics.json").read_text())
-    metrics["accuracy"] |= {"centralized": 0.9412, "ensemble": 0.5}
-    metrics["bytes"]["compare"] = {"centralized": 184064}
-    text = io.StringIO()
-    Console(file=text, width=100).print(cli.result_table(metrics))
-    for word in (
-        "fedpft, 2 of 2 sites",
-        "this run",
-        "centralized head",
-        "ensemble of heads",
-        "94.12%",
-        "at site 0",
-        "at site 1",
-    ):
-        assert word in text.getvalue()
-
-
-@pytest.mark.parametrize(
-    "chosen", [[], ["fedlap"], ["fedavg.learning-rate"], ["--method", "dpcgan"]]
-)
-def test_settings_fit_80_columns_and_nothing_is_cut(chosen: list[str]) -> None:
-    rows = descriptions(*chosen[:1]) if len(chosen) < 2 else descriptions(method=chosen[1])
-    done = CliRunner().invoke(cli.app, ["settings", *chosen], env={"COLUMNS": "80"})
-    assert done.exit_code == 0
-    assert "…" not in done.output
-    assert max(map(len, done.output.splitlines())) <= 80
-    words = done.output.split()
-    for row in rows:
-        assert row.key in words
-        assert all(word in done.output for word in row.text.split())
-
-
-def test_settings_for_scripts_are_the_descriptions() -> None:
-    done = CliRunner().invoke(cli.app, ["settings", "--method", "kd", "--json"])
-    assert json.loads(done.stdout) == [
-        asdict(row) | {"methods": list(row.methods)} for row in descriptions(method="kd")
-    ]
 
 
 @pytest.mark.parametrize(

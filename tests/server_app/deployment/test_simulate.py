@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from fedsurrogate.common.errors import RunError
-from fedsurrogate.common.flower.environment import RAY_HOOK
 from fedsurrogate.server_app.deployment import simulate
 from fedsurrogate.server_app.deployment.simulate import KILLED, Machine, cause
 from fedsurrogate.server_app.deployment.submit import DONE
@@ -117,14 +116,6 @@ def test_the_last_attempt_leaves_its_folder_and_a_reason_with_what_to_do(
     assert why in str(error.value)
 
 
-def test_a_simulation_names_the_function_that_ray_calls_before_it_starts(
-    tmp_path: Path, attempts: Any
-) -> None:
-    played = attempts("")
-    run(tmp_path, [])
-    assert played.environment[RAY_HOOK] == "fedsurrogate.common.flower.environment.before_ray"
-
-
 def test_without_a_run_folder_the_error_is_one_line_with_the_cause(
     tmp_path: Path, attempts: Any
 ) -> None:
@@ -150,12 +141,7 @@ def test_fewer_sites_run_at_the_same_time_where_memory_is_short(
     played = attempts("")
     said: list[Any] = []
     run(tmp_path, said, Machine(parallel=2))
-    assert played.sites == {
-        "num_supernodes": 2,
-        "client_resources_num_cpus": 1,
-        "client_resources_num_gpus": 0.0,
-        "init_args_num_cpus": 1,
-    }
+    assert played.sites["init_args_num_cpus"] == 1
     assert [each["reason"] for each in said if "nothing tells" not in each["reason"]] == [
         "1 of 2 sites"
     ]

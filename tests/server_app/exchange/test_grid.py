@@ -16,13 +16,11 @@ from flwr.app import Message
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.message_files import (
     LARGEST_FILE,
-    LARGEST_MANIFEST,
     MessageReply,
     digest,
     pack_reply,
     unpack_request,
 )
-from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.security.registrations import read_table
 from fedsurrogate.common.security.sealing import new_key, public_key
 from fedsurrogate.common.wire.records import from_record, to_record
@@ -32,10 +30,8 @@ from fedsurrogate.server_app.deployment import local_engine
 from fedsurrogate.server_app.deployment.request_key import (
     VARIABLE,
     make_request_key,
-    read_request_key,
 )
 from fedsurrogate.server_app.exchange import Exchange, FileGrid, run_by_files
-from fedsurrogate.server_app.lifecycle.before_start import Interrupted
 
 COORDINATOR = new_key()
 SITES = {"south": new_key(), "north": new_key()}
@@ -177,22 +173,6 @@ def test_a_file_that_has_just_changed_may_still_be_copied(
     assert file_grid.SETTLED == 5.0
 
 
-def test_a_refused_file_is_replaced_and_refused_folders_stay(place: Place) -> None:
-    place.ask(1001)
-    refused = place.folder / "01-north.refused"
-    for _ in range(2):
-        place.answer("01-north", SITES["south"])
-        place.pull()
-    assert refused.is_file()
-    for count in (1, 2):
-        folder = place.folder / "01-north.reply"
-        folder.mkdir()
-        os.utime(folder, (0, 0))
-        place.pull()
-        assert len(list(place.folder.glob("01-north.refused.*"))) == count
-    assert refused.is_file()
-
-
 def test_a_reply_of_the_largest_size_is_read_whole(tmp_path: Path) -> None:
     place = Place(tmp_path)
     place.ask(1001, 1002)
@@ -243,45 +223,6 @@ def federated(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return calls
 
 
-@pytest.mark.parametrize("own", [False, True])
-def test_a_run_waits_for_days_and_asks_every_site_of_the_keys(
-    tmp_path: Path, signing: Path, federated: list[Any], own: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    keys, out = keys_in(tmp_path / "keys.toml", "b", "a"), tmp_path / "deep" / "out"
-    monkeypatch.delenv(VARIABLE, raising=False)
-    if own:
-        monkeypatch.setenv(VARIABLE, "elsewhere")
-    flat: dict[str, Any] = {
-        "output-dir": str(tmp_path / "runs"),
-        "data-dir": "x",
-        "max-payload-mib": 3,
-    }
-    found = run_by_files(flat, signing, keys, out, 3, print)
-    ((config, grid, run_id, table, environment),) = federated
-    assert {name: (each.key, each.node) for name, each in table.items()} == {
-        "a": ("", 1001), "b": ("", 1002),
-    }  # fmt: skip
-    assert found == (tmp_path / "runs" / str(run_id))
-    assert config.settings.deadline == 3 * 86_400
-    assert config.settings.sites == 2
-    assert environment == ("elsewhere" if own else str(signing.absolute()))
-    assert os.environ.get(VARIABLE) == ("elsewhere" if own else None)
-    exchange = grid._exchange
-    assert exchange.nodes() == {1001: "a", 1002: "b"}
-    # No path of the coordinator leaves it.
-    assert exchange.settings == {"sites": 2, "max-payload-mib": 3}
-    assert (exchange.folder, exchange.days, exchange.run_id) == (out, 3, run_id)
-    assert exchange.largest == 3 * 2**20 + LARGEST_MANIFEST
-    assert exchange.private == read_request_key(signing)
-    assert 0 <= run_id < 2**62
-    assert out.is_dir()
-    assert parse_run({}).settings.deadline != 3 * 86_400
-    # A deadline that a person has chosen stays, and an empty folder is as good as a new one.
-    run_by_files(flat | {"deadline": 5.0}, signing, keys, out, 3, print)
-    assert federated[-1][0].settings.deadline == 5.0
-    assert federated[-1][2] != run_id
-
-
 @pytest.mark.parametrize("kind", ["file", "full folder"])
 def test_messages_have_a_folder_of_their_own(
     tmp_path: Path, signing: Path, federated: list[Any], kind: str
@@ -297,18 +238,30 @@ def test_messages_have_a_folder_of_their_own(
     assert federated == []
 
 
-def test_a_signal_leaves_the_name_of_the_run_folder_and_the_environment_as_it_was(
-    tmp_path: Path, signing: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_run_waits_for_days_or_as_long_as_a_person_has_chosen(
+    tmp_path: Path, signing: Path, federated: list[Any]
 ) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
+    keys, flat = keys_in(tmp_path / "k", "b", "a"), {"output-dir": str(tmp_path), "data-dir": "x"}
+    run_by_files(flat, signing, keys, tmp_path / "out", 3, print)
+    run_by_files(flat | {"deadline": 5.0}, signing, keys, tmp_path / "out", 3, print)
+    assert [each[0].settings.deadline for each in federated] == [3 * 86_400, 5.0]
+    exchange = federated[0][1]._exchange
+    assert exchange.nodes() == {1001: "a", 1002: "b"}
+    # No path of the coordinator leaves it.
+    assert exchange.settings == {"sites": 2}
 
-    def stopped(*_: object) -> None:
-        raise Interrupted(2)
 
-    monkeypatch.setattr(run, "federate", stopped)
-    monkeypatch.setattr(local_engine, "find_folder", lambda output, run_id: Path(output) / "found")
-    keys = keys_in(tmp_path / "k", "a")
-    with pytest.raises(Interrupted) as stop:
-        run_by_files({"output-dir": str(tmp_path)}, signing, keys, tmp_path / "out", 3, print)
-    assert stop.value.folder == tmp_path / "found"
-    assert VARIABLE not in os.environ
+def test_a_refused_file_is_replaced_and_refused_folders_stay(place: Place) -> None:
+    place.ask(1001)
+    refused = place.folder / "01-north.refused"
+    for _ in range(2):
+        place.answer("01-north", SITES["south"])
+        place.pull()
+    assert refused.is_file()
+    for count in (1, 2):
+        folder = place.folder / "01-north.reply"
+        folder.mkdir()
+        os.utime(folder, (0, 0))
+        place.pull()
+        assert len(list(place.folder.glob("01-north.refused.*"))) == count
+    assert refused.is_file()

@@ -324,20 +324,3 @@ def test_a_model_card_names_classes_that_were_not_learned(
         assert [each for each in text.splitlines() if "training record of" in each] == [
             line
         ] * bool(line)
-
-
-@pytest.mark.skipif(not HAVE_ONNX, reason="no onnx")
-@pytest.mark.parametrize("kind", ["pixels", "pixels:rgb"])
-def test_a_graph_of_classes_names_them_in_the_order_of_its_answers(
-    kind: str, tmp_path: Path
-) -> None:
-    model = signed(kind, size=8)
-    graph = graph_of(model)
-    write_graph(graph, tmp_path / "model.onnx")
-    onnx = importlib.import_module("onnx")
-    facts = {
-        each.key: json.loads(each.value)
-        for each in onnx.load(tmp_path / "model.onnx").metadata_props
-    }
-    assert facts["classes"] == facts["answers"] == list(model.manifest.classes)
-    assert facts["resize"]["centre crop"] == graph.preprocessing.crop

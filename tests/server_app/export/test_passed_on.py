@@ -9,8 +9,6 @@ import pytest
 
 from fedsurrogate.common.escapes import percent
 from fedsurrogate.common.signed_models.signed_model import read_signed_model
-from fedsurrogate.server_app.counting import CountingBudget
-from fedsurrogate.server_app.deployment.local_engine import simulate_here
 from fedsurrogate.server_app.export.graph import signed_model_of
 from fedsurrogate.server_app.export.model_card import evaluated as measured
 from tests import commands
@@ -118,31 +116,3 @@ def test_the_claim_of_the_signed_model_names_what_the_sites_protect(
     (run / "model.fedsurrogate").unlink()
     again = signed_model_of(run).manifest.privacy
     assert again == privacy
-
-
-def test_the_evaluation_of_a_simulated_run_is_on_its_card(tmp_path: Path) -> None:
-    from fedsurrogate.server_app.counting import evaluation_settings
-
-    settings = {
-        "output-dir": str(tmp_path),
-        "device": "cpu",
-        "classes": "0,1,2",
-        "image-size": 8,
-        "seed": 4,
-    }
-    run = simulate_here(
-        3, settings | {"epsilon": 8.0, "delta": 1e-5}, lambda event: None, report=False
-    )
-    asked, sites = evaluation_settings(run, CountingBudget(8.0, 1e-5))
-    folder = simulate_here(
-        sites,
-        asked | {"output-dir": str(tmp_path), "device": "cpu"},
-        lambda event: None,
-        report=False,
-    )
-    (run / "evaluation.json").write_bytes((folder / "evaluation.json").read_bytes())
-    found = measured(signed_model_of(run), run)
-    assert found is not None
-    assert (
-        found.accuracy == json.loads((folder / "evaluation.json").read_text())["accuracy"]["value"]
-    )

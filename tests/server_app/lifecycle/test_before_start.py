@@ -25,7 +25,6 @@ from fedsurrogate.common.run import parse_run
 from fedsurrogate.server_app.deployment import simulate as flower_engine
 from fedsurrogate.server_app.lifecycle import before_start
 from fedsurrogate.server_app.lifecycle.before_start import (
-    CHECKPOINTS,
     FLOWER_MIB,
     LOCAL_MIB,
     SITE_MIB,
@@ -37,8 +36,6 @@ from fedsurrogate.server_app.lifecycle.before_start import (
     check_submission,
     fitting_sites,
 )
-from fedsurrogate.strategies.base.chain import STATE
-from fedsurrogate.strategies.base.rounds import CHECKPOINT
 from tests.commands import coordinator
 from tests.grid import FAST, run_federation, sites
 
@@ -126,23 +123,6 @@ assert not {"torchvision", "timm", "open_clip", "torch", "ray"} & set(sys.module
     )
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "pixels",
-        "torchvision:resnet18",
-        "torchvision:vit_b_16",
-        "timm:vit_base_patch16_224.augreg_in21k",
-        "timm:tf_efficientnet_b0_ns",
-        "open_clip:ViT-B-32/openai",
-        "open_clip:ViT-B-32/laion2b_s34b_b79k",
-        "open_clip:coca_ViT-B-32/mscoco_finetuned_laion2B-s13B-b90k",
-    ],
-)
-def test_names_of_backbones_that_exist_pass(name: str) -> None:
-    check_backbone_name(name)
-
-
 def test_every_model_of_torchvision_passes() -> None:
     from torchvision import models
 
@@ -208,10 +188,6 @@ def test_weights_that_cannot_be_fetched_end_the_command_before_the_run(
         BackboneError, match=r"cannot fetch the weights of 'torchvision:resnet18' .*no network"
     ):
         check_records(settings, 2)
-
-
-def test_the_names_of_checkpoints_are_those_that_strategies_write() -> None:
-    assert {"rounds": CHECKPOINT, "chain": STATE} == CHECKPOINTS
 
 
 def test_resume_names_the_settings_that_differ(tmp_path: Path) -> None:
@@ -285,30 +261,6 @@ def test_a_wrong_output_folder_ends_the_coordinators_app_before_any_message(tmp_
     assert not (tmp_path / "a").exists()
 
 
-@pytest.mark.parametrize(
-    ("sites", "parallel", "started"),
-    [(2, 0, 2), (50, 0, 8), (50, 3, 3), (2, 3, 2)],
-    ids=["few", "many", "some", "all"],
-)
-def test_flower_starts_no_more_processes_than_there_are_sites(
-    sites: int, parallel: int, started: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(flower_engine, "usable_cores", lambda: 8)
-    assert flower_engine.Machine(parallel).resources(sites)["init_args_num_cpus"] == started
-
-
-@pytest.mark.parametrize(
-    ("quota", "cores"), [("150000 100000", 1), ("400000 100000", 4), ("max 100000", 16), (None, 16)]
-)
-def test_the_quota_of_a_container_limits_the_cores(
-    quota: str | None, cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if quota is not None:
-        (tmp_path / "cpu.max").write_text(f"{quota}\n")
-    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(16)))
-    assert usable_cores(tmp_path / "cpu.max") == cores
-
-
 def have(monkeypatch: pytest.MonkeyPatch, mib: float, extra: float = 0.0) -> None:
     """Make so much memory available, and so much swap."""
     monkeypatch.setattr(
@@ -332,13 +284,6 @@ def test_as_many_sites_run_as_fit_and_a_warning_says_so(wanted: int, mib: int) -
     assert not warning or f"{fit} of {wanted} sites" in warning
 
 
-def test_one_site_may_use_the_swap(monkeypatch: pytest.MonkeyPatch) -> None:
-    have(monkeypatch, 1000, extra=1500)
-    fit, warning = fitting_sites(8)
-    assert fit == 1
-    assert "1 of 8 sites" in warning
-
-
 def test_too_little_memory_is_one_line_with_numbers_and_another_way(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -354,6 +299,25 @@ def test_too_little_memory_is_one_line_with_numbers_and_another_way(
     ):
         assert part in line
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("quota", "cores"), [("150000 100000", 1), ("400000 100000", 4), ("max 100000", 16), (None, 16)]
+)
+def test_the_quota_of_a_container_limits_the_cores(
+    quota: str | None, cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if quota is not None:
+        (tmp_path / "cpu.max").write_text(f"{quota}\n")
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(16)))
+    assert usable_cores(tmp_path / "cpu.max") == cores
+
+
+def test_one_site_may_use_the_swap(monkeypatch: pytest.MonkeyPatch) -> None:
+    have(monkeypatch, 1000, extra=1500)
+    fit, warning = fitting_sites(8)
+    assert fit == 1
+    assert "1 of 8 sites" in warning
 
 
 def test_the_local_engine_is_refused_too_where_it_does_not_fit(

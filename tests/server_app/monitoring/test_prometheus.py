@@ -132,14 +132,6 @@ def test_only_this_machine_is_answered_unless_asked(tmp_path: Path) -> None:
         assert scrape(url.replace("0.0.0.0", "127.0.0.1"))
 
 
-def test_where_to_listen_is_a_host_and_a_port() -> None:
-    assert host_and_port(LISTEN) == ("127.0.0.1", 9464)
-    assert host_and_port("[::1]:0") == ("::1", 0)
-    for wrong in ("9464", ":9464", "localhost", "localhost:x", "localhost:65536", ""):
-        with pytest.raises(ConfigError, match="must be HOST:PORT"):
-            host_and_port(wrong)
-
-
 def test_an_address_that_cannot_be_had_is_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -171,3 +163,11 @@ def test_without_the_library_the_extra_is_named(
     error = capsys.readouterr().err
     assert "fedsurrogate[monitor]" in error
     assert error.count("\n") == 1
+
+
+def test_where_to_listen_is_a_host_and_a_port() -> None:
+    assert host_and_port(LISTEN) == ("127.0.0.1", 9464)
+    assert host_and_port("[::1]:0") == ("::1", 0)
+    for wrong in ("9464", ":9464", "localhost", "localhost:x", "localhost:65536", ""):
+        with pytest.raises(ConfigError, match="must be HOST:PORT"):
+            host_and_port(wrong)

@@ -13,9 +13,8 @@ from rich.console import Console
 
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.server_app.cli import monitoring
-from fedsurrogate.server_app.monitoring.watch import Progress, progress_line, summary, watch
-from fedsurrogate.server_app.runs.reader import LiveRun
-from fedsurrogate.server_app.runs.state import RunState, event_line, state_of, when
+from fedsurrogate.server_app.monitoring.watch import Progress, progress_line, watch
+from fedsurrogate.server_app.runs.state import state_of
 from tests.commands import coordinator
 from tests.grid import Fault, InProcessGrid, events_of, metrics_of, run_federation, sites
 from tests.server_app.runs.test_reader import make_run
@@ -179,35 +178,6 @@ def test_no_site_can_speak_to_the_terminal(run: Path, terminal: bool) -> None:
         assert all(line.isprintable() for line in shown.splitlines())
 
 
-def test_sites_are_shown_with_their_reasons_and_numbers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
-) -> None:
-    reply = {"event": "replied", "site": "10", "bytes": 2000, "seconds": 3.0}
-    refused = {"event": "rejected", "site": "9", "reason": "too large"}
-    invited = {"event": "invited", "sites": 5}
-    run = make_run(tmp_path, "r", "running", invited, reply, refused)
-    assert coordinator(monkeypatch, "watch", run, "--once") == 0
-    assert capsys.readouterr().out.splitlines()[-4:] == [
-        "9: rejected: too large",
-        "10: replied, up 2 kB, worked 3.0 s",
-        "3 invited, no reply yet",
-        str(run),
-    ]
-
-
-def test_a_silent_run_is_reported_as_silent(tmp_path: Path) -> None:
-    run = LiveRun(
-        make_run(
-            tmp_path,
-            "r",
-            "running",
-            {"time": "2026-01-01T00:00:00+00:00", "event": "invited", "sites": 1},
-        )
-    )
-    run.refresh()
-    assert any("no event for" in line for line in summary(run))
-
-
 def test_a_run_given_up_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
@@ -263,41 +233,6 @@ def training(
 )
 def test_the_line_has_steps_time_left_and_bytes(events: list[dict[str, Any]], line: str) -> None:
     assert progress_line(state_of(events)) == line
-
-
-def test_the_time_left_runs_down_between_rounds_and_is_never_negative() -> None:
-    state = state_of(training(27))
-    for second, left in ((118, 12.0), (123, 7.0), (200, 0.0)):
-        assert state.seconds_left(when(event(second, "now"))) == pytest.approx(left)
-    assert RunState().seconds_left() is None
-
-
-def test_the_end_of_a_round_is_shown_with_the_progress_and_nothing_else_is() -> None:
-    progress = Progress()
-    lines = [progress.line(each) for each in training(2)]
-    assert [line.partition("; ")[2] for line in lines if "; " in line] == [
-        "round 1 of 30 done, 1 min 56 s left; 1.2 MB a round",
-        "round 2 of 30 done, 1 min 52 s left; 1.2 MB a round",
-    ]
-    assert progress.status == "round 2 of 30 done, 1 min 52 s left; 1.2 MB a round"
-
-
-def test_sizes_times_and_shares_of_events_have_units() -> None:
-    line = event_line(
-        event(
-            1, "replied", site="a", bytes=184_320, payload=1_820_000, seconds=125.0, accuracy=0.684
-        )
-    )
-    assert (
-        line
-        == "00:00:01 replied site=a bytes=184 kB payload=1.82 MB seconds=2 min 5 s accuracy=68.4%"
-    )
-    assert event_line(event(1, "compared", model=0.5, oracle=0.75)).endswith(
-        "compared model=50.0% oracle=75.0%"
-    )
-    assert event_line(event(1, "replied", bytes="many", seconds=None)).endswith(
-        "bytes=many seconds=None"
-    )
 
 
 def test_one_cause_of_many_sites_is_written_once_and_in_full_at_the_end() -> None:

@@ -7,15 +7,11 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import example, given, settings
 
-from fedsurrogate.common import escapes
 from fedsurrogate.common.errors import RunError
-from fedsurrogate.common.pages import svg
 from fedsurrogate.server_app.report.build import write_csv, write_report
-from fedsurrogate.server_app.report.plots import rows as plots
 from tests.hostile_names import faults_of_page, hostile_texts
 
 DIGITS = [str(digit) for digit in range(10)]
@@ -165,19 +161,6 @@ def test_a_simulation_shows_all_pictures_and_says_that_real_points_stay_in_hospi
     assert 'role="alert"' not in report(tmp_path)[0]
 
 
-def test_a_deployment_has_no_model_accuracy_and_reports_the_mean_of_the_sites(
-    tmp_path: Path,
-) -> None:
-    make_run(tmp_path, ["Aachen", "Bern"], simulation=False)
-    values = json.loads((tmp_path / "metrics.json").read_text())["accuracy"]["per_site"].values()
-    _, page = report(tmp_path)
-    assert f"{100 * sum(values) / 2:.1f}% accuracy averaged over the sites' own test data" in flat(
-        page.text
-    )
-    assert "never leave a hospital" not in page.text
-    assert page.tags.count("svg") == 3
-
-
 def test_every_missing_site_is_named_with_its_reason(tmp_path: Path) -> None:
     bad = {
         f"h{i}": ("dropped" if i % 2 else "rejected", f"reason number {i}")
@@ -187,30 +170,6 @@ def test_every_missing_site_is_named_with_its_reason(tmp_path: Path) -> None:
     banner = flat(page.text).split("not in this result")[1].split("Duration")[0]
     for name, (what, why) in bad.items():
         assert f"{name}: {what}, {why}" in banner
-
-
-def test_sites_with_the_same_reason_share_a_line_and_all_stand_in_the_table(tmp_path: Path) -> None:
-    bad = {str(i): ("dropped", "no answer within 3600 s") for i in range(60)}
-    html, page = report(make_run(tmp_path, [str(i) for i in range(300)], bad=bad))
-    assert "and 36 more (see Sites): dropped, no answer within 3600 s" in flat(page.text)
-    for name in bad:
-        assert re.search(
-            rf'>{name}</td><td class="reason"[^>]*><span><span class="bad">dropped<', html
-        )
-
-
-def test_a_site_that_never_answered_is_named(tmp_path: Path) -> None:
-    make_run(tmp_path, ["a", "b"])
-    with (tmp_path / "events.jsonl").open("a") as file:
-        file.write('{"event": "invited", "site": "silent"}\n')
-    assert "silent: no reply, invited, but did not reply" in flat(report(tmp_path)[1].text)
-
-
-def test_rejections_without_an_event_are_still_counted(tmp_path: Path) -> None:
-    make_run(tmp_path, ["a", "b"], metrics={"sites": {"invited": 5, "used": 2, "rejected": 3}})
-    text = flat(report(tmp_path)[1].text)
-    assert "3 of 5 sites are not in this result" in text
-    assert "3 more: rejected, events.jsonl has no site name and no reason" in text
 
 
 @settings(max_examples=6, deadline=None)
@@ -262,13 +221,6 @@ def test_a_failed_run_says_why(tmp_path: Path) -> None:
     assert "Not drawn" in text
 
 
-def test_the_failure_in_the_metrics_wins(tmp_path: Path) -> None:
-    make_run(tmp_path, ["a"], metrics={"status": "failed", "failure": "the head diverged"})
-    text = flat(report(tmp_path)[1].text)
-    assert "FedPFT did not finish" in text
-    assert "The run failed the head diverged" in text
-
-
 @pytest.mark.parametrize(
     "part", ["metrics.json", "manifest.json", "events.jsonl", "projection.json"]
 )
@@ -302,18 +254,6 @@ def test_a_folder_that_is_no_run_folder_is_refused(tmp_path: Path, make: Any) ->
         write_report(tmp_path / "runs")
 
 
-def test_changed_settings_stand_beside_their_default(tmp_path: Path) -> None:
-    html, _ = report(make_run(tmp_path, ["a"]))
-    changed = re.findall(r'<tr class="changed">(.*?)</tr>', html)
-    assert [re.sub(r"<[^>]*>", " ", row).split() for row in changed] == [["fedpft.rank", "64", "0"]]
-
-
-def test_rows_of_a_targets_code_are_no_setting(tmp_path: Path) -> None:
-    config = {"task": "survival", "classes": ["event 0 to 1", "outlived"], "horizon": 3.0}
-    html, _ = report(make_run(tmp_path, ["a"], own={"config": config}))
-    assert re.findall(r'<tr class="changed"><td><code>([\w-]+)', html) == ["horizon", "task"]
-
-
 def test_without_privacy_the_report_says_so(tmp_path: Path) -> None:
     assert (
         "Nothing protects single records in this run" in report(make_run(tmp_path, ["a"]))[1].text
@@ -327,87 +267,6 @@ def test_privacy_is_listed_by_site_and_a_site_without_budget_is_named(tmp_path: 
     assert "Nothing protects single records in this run" not in text
     assert "ε = 1.5" in text
     assert "Non-private: b. No budget is recorded" in text
-
-
-def test_counts_never_reported_stay_empty_instead_of_zero() -> None:
-    counts = np.array([[1.0, 0.0], [np.nan, np.nan]])
-    drawn = re.findall(r">(\d+)</text>", plots.class_counts(["x", "y"], ["p", "q"], counts))
-    assert drawn == ["1", "0"]
-
-
-@pytest.mark.parametrize(("sites", "classes"), [(1, 2), (24, 24), (25, 2), (2, 1000), (1000, 1000)])
-def test_the_class_picture_stays_small_at_any_size(sites: int, classes: int) -> None:
-    counts = np.random.default_rng(0).integers(0, 50, (sites, classes)).astype(np.float64)
-    svg = plots.class_counts(
-        [str(i) for i in range(sites)], [str(i) for i in range(classes)], counts
-    )
-    assert len(svg) < 400_000
-    assert svg.count("<text") < 700
-
-
-@pytest.mark.parametrize(
-    "values", [[0.5], [0.98, 1.0], [0.0, 0.01], [0.68, 0.70, 0.55], [0.1, 0.9]]
-)
-def test_the_accuracy_axis_holds_all_values_and_never_exaggerates(values: list[float]) -> None:
-    low, high = svg.accuracy_range(values)
-    assert 0 <= low <= min(values)
-    assert max(values) <= high <= 1.02
-    assert high - low >= 0.1
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [
-        (0, "0 B"),
-        (999, "999 B"),
-        (1000, "1 kB"),
-        (182_000, "182 kB"),
-        (999_999, "1 MB"),
-        (1.82e6, "1.82 MB"),
-    ],
-)
-def test_bytes_are_reported_in_decimal_units(count: float, text: str) -> None:
-    assert escapes.human_bytes(count) == text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0.02, "20 ms"),
-        (3.21, "3.2 s"),
-        (59.97, "1 min"),
-        (125, "2 min 5 s"),
-        (3599.9, "1 h"),
-        (4320, "1 h 12 min"),
-    ],
-)
-def test_durations_are_reported_in_human_units(seconds: float, text: str) -> None:
-    assert escapes.human_seconds(seconds) == text
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"no safetensors", b"\x10\x00\x00\x00\x00\x00\x00\x00{}              "]
-)
-def test_a_broken_sheet_of_images_is_left_out(tmp_path: Path, content: bytes) -> None:
-    folder = tmp_path / "run"
-    folder.mkdir()
-    (folder / "metrics.json").write_text('{"status": "ok", "method": "fedlap"}')
-    (folder / "synthetic-first.safetensors").write_bytes(content)
-    assert "What the sites sent" not in write_report(folder).read_text()
-
-
-def test_a_run_on_other_records_is_said_to_be_no_comparison(tmp_path: Path) -> None:
-    for name, alpha in (("a-111111", 0.5), ("b-222222", 9.0)):
-        (tmp_path / name).mkdir()
-        rounds = [{"round": 1, "accuracy": 0.5, "bytes_up": 1000}]
-        (tmp_path / name / "metrics.json").write_text(
-            json.dumps({"status": "ok", "method": "fedavg", "rounds": rounds})
-        )
-        (tmp_path / name / "manifest.json").write_text(
-            json.dumps({"config": {"alpha": alpha, "fedavg": {"rounds": 1}}})
-        )
-    page = write_report(tmp_path / "a-111111", [tmp_path / "b-222222"]).read_text()
-    assert "b-222222 has other records (alpha = 9.0, here 0.5)" in page
 
 
 def csv_file(files: list[Path], name: str) -> list[list[str]]:
@@ -480,31 +339,15 @@ def test_the_promise_stands_in_plain_words_with_what_it_leaves_open(tmp_path: Pa
     assert html.count('<td class="number">9</td>') == 2
 
 
-def test_labels_without_a_head_are_named_as_labels(tmp_path: Path) -> None:
-    privacy = {"mechanism": "sums", "epsilon": 1.0, "per_site": {"a": private_site()}}
-    make_run(tmp_path, ["a"], metrics={"privacy": privacy | {"dropped_classes": ["edema"]}})
-    manifest = json.loads((tmp_path / "manifest.json").read_text())
-    manifest["config"] |= {"task": "multilabel", "label-columns": "edema,mass"}
-    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
-    text = flat(report(tmp_path)[1].text)
-    assert "The model has not learned every label" in text
-    assert "Label edema: not learned. Either no site has it" in text
-
-
 @pytest.mark.parametrize(
     "privacy",
     [
-        {
-            "per_site": {
-                "a": 3,
-                "b": {"epsilon": "x", "noise": [], "signal_to_noise": {"sums": "y"}},
-            }
-        },
+        {"per_site": {"a": 3, "b": {"epsilon": "x", "noise": [], "signal_to_noise": {"sums": "y"}}}},
         {"epsilon": 1e9, "delta": 0.0, "per_site": [], "not_covered": "none", "dropped_classes": 1},
         {"epsilon": -1, "delta": -1},
         {"epsilon": 0.5, "per_site": {"a": {"signal_to_noise": {"sums": 1e200, "counts": 0}}}},
     ],
-)
+)  # fmt: skip
 def test_odd_privacy_never_stops_the_report(tmp_path: Path, privacy: Any) -> None:
     assert "</html>" in report(make_run(tmp_path, ["a", "b"], metrics={"privacy": privacy}))[0]
 

@@ -7,25 +7,16 @@ import csv
 import io
 import json
 import re
-import time
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 from flwr.cli.build import get_filtered_fab_paths
-from matplotlib.figure import Figure
 
-from fedsurrogate.common.flower.environment import COMMAND_BEGAN
-from fedsurrogate.common.methods import METHODS
-from fedsurrogate.common.pages.svg import THEME
-from fedsurrogate.common.run import parse_run
 from fedsurrogate.server_app.report.build import TEMPLATES, write_csv, write_report
-from fedsurrogate.server_app.report.plots.rows import steps
-from fedsurrogate.server_app.report.tables import TITLES, layout, warnings_of
+from fedsurrogate.server_app.report.tables import warnings_of
 from fedsurrogate.server_app.runs.reader import read_run
-from fedsurrogate.server_app.runs.writer import RunWriter
-from fedsurrogate.strategies.base.outcome import Outcome
 from fedsurrogate.strategies.robustness import harm
 from tests.documents import ROOT
 from tests.server_app.report.test_build import flat, make_run, report
@@ -65,46 +56,6 @@ def full_run(folder: Path, **metrics: Any) -> Path:
     return make_run(folder, SITES, metrics=every | metrics)
 
 
-@pytest.fixture
-def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    """All figures that are drawn."""
-    found: list[Figure] = []
-    save = Figure.savefig
-
-    def keep(figure: Figure, *arguments: Any, **options: Any) -> None:
-        found.append(figure)
-        save(figure, *arguments, **options)
-
-    monkeypatch.setattr(Figure, "savefig", keep)
-    return found
-
-
-def test_a_run_that_sends_once_stands_at_its_bytes_next_to_rounds(
-    tmp_path: Path, figures: list[Figure]
-) -> None:
-    once, rounds = tmp_path / "fedpft-111111", tmp_path / "fedavg-222222"
-    once.mkdir()
-    make_run(once, SITES, metrics={"rounds": [{"round": 1, "accuracy": 0.684, "bytes_up": None}]})
-    full_run(rounds, method="fedavg")
-    sent = json.loads((once / "metrics.json").read_text())["bytes"]["up"]
-    assert [step.bytes for step in steps(read_run(once))[1]] == [sent]
-    figures.clear()
-    page = write_report(rounds, [once]).read_text()
-    (by_bytes,) = (
-        each
-        for each in figures
-        if each.axes[0].get_xlabel().startswith("sent up") and len(each.axes[0].lines) == 3
-    )
-    lines = {
-        line.get_label(): list(map(float, line.get_xdata())) for line in by_bytes.axes[0].lines
-    }
-    assert lines["FedPFT"] == [sent]
-    assert lines["FedAvg"] == [each["bytes_up"] for each in ROUNDS]
-    low, high = by_bytes.axes[0].get_xlim()
-    assert 0 < low < sent < ROUNDS[-1]["bytes_up"] < high
-    assert ">0 B<" not in page
-
-
 @pytest.mark.parametrize(
     ("task", "most", "out"),
     [
@@ -131,70 +82,6 @@ def test_a_run_that_sends_once_records_its_bytes(tmp_path: Path) -> None:
     folder = run_federation(tmp_path, sites(2), **{"head.min-steps": 20, "head.epochs": 1})
     metrics = json.loads((folder / "metrics.json").read_text())
     assert metrics["rounds"][0]["bytes_up"] == metrics["bytes"]["up"] > 0
-
-
-def test_every_axis_has_a_title(tmp_path: Path, figures: list[Figure]) -> None:
-    write_report(full_run(tmp_path / "a"), [full_run(tmp_path / "b")])
-    assert len(figures) >= 7
-    for figure in figures:
-        # A bar of colours has its title above.
-        for axes in (
-            each
-            for each in figure.axes
-            if each.axison and not each.get_label().startswith("<colorbar")
-        ):
-            assert axes.get_xlabel(), figure.axes
-            assert axes.get_ylabel() or not axes.get_yticks().size, axes.get_xlabel()
-
-
-def test_no_two_ticks_have_the_same_text(tmp_path: Path, figures: list[Figure]) -> None:
-    write_report(full_run(tmp_path / "a"))
-    for figure in figures:
-        for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
-            shown = [label.get_text() for label in axis.get_ticklabels() if label.get_text()]
-            assert len(set(shown)) == len(shown), shown
-
-
-@pytest.mark.parametrize("left_out", [(), ("counts",), ("counts", "progress"), ("curves",)])
-def test_no_row_is_half_empty(left_out: tuple[str, ...]) -> None:
-    keys = TITLES.keys() - {*left_out}
-    places = layout(keys)
-    assert {key for key, _, _ in places} == keys
-    rows = "".join("1" if place else "h" for _, _, place in places)
-    assert "h" not in rows.replace("hh", "")
-
-
-def test_pictures_follow_a_dark_screen(tmp_path: Path) -> None:
-    page = write_report(full_run(tmp_path / "a"), [full_run(tmp_path / "b")]).read_text()
-    drawn = "".join(re.findall(r"<svg.*?</svg>", page, re.DOTALL))
-    assert re.findall(r"(?:fill|stroke|color): ?#[0-9a-f]+", drawn) == []
-    assert "currentColor" in drawn
-    # A share is no colour, and is set where it is used.
-    used = set(re.findall(r"var\(--([a-z0-9-]+)\)", page)) - {"share"}
-    light, dark = (
-        page.split("@media (prefers-color-scheme: dark)")[0],
-        page.split("@media (prefers-color-scheme: dark)")[1],
-    )
-    for name in used:
-        assert f"--{name}:" in light, name
-        assert f"--{name}:" in dark.split("}")[0], name
-
-
-def brightness(colour: str) -> float:
-    """Relative luminance of a colour (WCAG 2)."""
-    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-    red, green, blue = (
-        each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in parts
-    )
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-
-def test_colours_of_texts_and_lines_can_be_read_on_both_screens() -> None:
-    card = THEME["#ffffff"][1]
-    for colour, (name, other) in THEME.items():
-        if name in ("ink", "quiet", "blue", "orange", "green", "purple"):
-            assert 1.05 / (brightness(colour) + 0.05) > 4.3, name
-            assert (brightness(other) + 0.05) / (brightness(card) + 0.05) > 4.5, name
 
 
 def tables(page: str) -> dict[str, list[list[str]]]:
@@ -228,27 +115,6 @@ def test_every_table_can_be_taken_as_csv(tmp_path: Path) -> None:
     assert {
         file.stem: list(csv.reader(file.open(encoding="utf-8-sig", newline=""))) for file in files
     } == found
-
-
-def test_what_accuracy_at_a_site_means_is_in_the_table(tmp_path: Path) -> None:
-    _, page = report(full_run(tmp_path / "a", method="dpcvae"))
-    text = flat(page.text)
-    for words in (
-        "Accuracy, own",
-        "Accuracy, synthetic",
-        "Accuracy, mixed",
-        "61.0%",
-        "72.0%",
-        "83.0%",
-        "λ",
-        "0.4",
-        METHODS["dpcvae"].usual.combination.tested,
-    ):
-        assert words in text
-    (tmp_path / "b").mkdir()
-    _, other = report(make_run(tmp_path / "b", SITES, metrics={"method": "local"}))
-    assert f"Accuracy at a site: {METHODS['local'].usual.combination.tested}" in flat(other.text)
-    assert "Accuracy, own" not in other.text
 
 
 def counts(folder: Path, *per_site: dict[str, int]) -> None:
@@ -345,37 +211,6 @@ def test_a_model_may_be_no_better_than_chance_by_the_intervals_of_auroc_and_bala
     assert ("no better than chance" in page.text) == warned
     if auroc[0]:
         assert f"an AUROC of {auroc[0]:.3f} and 74.6% accuracy" in flat(page.text)
-
-
-def test_the_duration_is_what_the_command_took(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(COMMAND_BEGAN, f"{time.time() - 100:f}")
-    folder = RunWriter(parse_run({"output-dir": str(tmp_path)}), 7)
-    folder.event("invited", sites=0)
-    folder.finish(Outcome(), "ok")
-    seconds = json.loads((folder.path / "metrics.json").read_text())["seconds"]
-    assert seconds["command"] >= 100
-    assert seconds["total"] < seconds["command"] - 90
-    _, page = report(folder.path)
-    assert re.search(rf"Duration{int(seconds['command']) // 60} min \d", flat(page.text))
-    monkeypatch.delenv(COMMAND_BEGAN)
-    other = RunWriter(parse_run({"output-dir": str(tmp_path)}), 8)
-    other.finish(Outcome(), "ok")
-    assert "command" not in json.loads((other.path / "metrics.json").read_text())["seconds"]
-
-
-def test_the_start_of_the_processes_is_a_part_of_the_time(tmp_path: Path) -> None:
-    _, page = report(full_run(tmp_path / "a"))
-    assert "starting the processes 26.0 s (55.3%)" in flat(page.text)
-    assert "Duration47.0 sthe command; the federation 21.0 s" in flat(page.text)
-
-
-def test_a_run_in_rounds_shows_its_bytes_a_round(tmp_path: Path) -> None:
-    _, page = report(
-        full_run(tmp_path / "a", bytes={"up": 8_000_000, "down": 10, "up_per_site": {}})
-    )
-    assert "Sent up8 MB2 MB a round" in flat(page.text)
 
 
 def test_flower_packs_every_template() -> None:

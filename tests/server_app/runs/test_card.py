@@ -59,11 +59,6 @@ def test_who_does_not_tell_is_taken_for_as_large_as_the_largest() -> None:
     )
 
 
-def test_what_is_missing_is_reported_in_a_line() -> None:
-    card = run_card([used("a", 300), Site("b", "rejected", "no", records=100)], 3)
-    assert missing_line(card) == "about 57% of all records are missing: b, 1 that never connected"
-
-
 def test_nobody_at_all_is_all_missing() -> None:
     assert run_card([], 2)["missing_share"] == 1
     assert run_card([], 0)["state"] == "green"

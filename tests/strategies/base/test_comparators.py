@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 
-from fedsurrogate.common.errors import ConfigError, RunError
+from fedsurrogate.common.errors import RunError
 from fedsurrogate.server_app.lifecycle.before_start import continuation
 from tests.grid import Fault, InProcessGrid, Json, metrics_of, run_federation, sites
 from tests.strategies.interrupted import interrupted
@@ -84,23 +84,6 @@ def test_the_convnet_is_trained_in_rounds_as_well(tmp_path: Path, settings: dict
         assert "convolution1.weight" in model.keys()  # noqa: SIM118 - it has no other
 
 
-def test_a_convnet_that_cannot_be_built_is_refused_in_one_line(tmp_path: Path) -> None:
-    odd = {"fedavg.model": "convnet", "backbone": "pixels:rgb", "image-size": 5}
-    with pytest.raises(ConfigError, match="set image-size to 6"):
-        run_federation(tmp_path, sites(2), method="fedavg", **SMALL | odd)
-
-
-def test_rounds_are_recorded_one_by_one(tmp_path: Path) -> None:
-    metrics = used(run_federation(tmp_path, sites(2), method="fedavg", **SMALL))
-    assert [entry["round"] for entry in metrics["rounds"]] == [1, 2]
-    assert (
-        metrics["rounds"][0]["bytes_up"]
-        < metrics["rounds"][1]["bytes_up"]
-        <= metrics["bytes"]["up"]
-    )
-    assert metrics["rounds"][1]["accuracy"] == pytest.approx(metrics["accuracy"]["model"])
-
-
 @pytest.mark.parametrize("method", ["fedavg", "fedyogi", "scaffold"])
 def test_a_run_resumes_from_its_last_round_and_ends_where_it_would_have(
     tmp_path: Path, method: str
@@ -116,20 +99,6 @@ def test_a_run_resumes_from_its_last_round_and_ends_where_it_would_have(
         safe_open(resumed / "model.safetensors", "pt") as other,
     ):
         assert bool((one.get_tensor("weight") == other.get_tensor("weight")).all())
-
-
-def test_only_a_run_with_the_same_settings_can_be_resumed(tmp_path: Path) -> None:
-    folder = run_federation(tmp_path, sites(2), method="fedavg", **SMALL)
-    with pytest.raises(RunError, match="other settings"):
-        run_federation(
-            tmp_path,
-            sites(2),
-            method="fedavg",
-            **SMALL | {"fedavg.local-epochs": 3},
-            resume=str(folder),
-        )
-    with pytest.raises(RunError, match="has no checkpoint"):
-        run_federation(tmp_path, sites(2), method="fedavg", **SMALL, resume=str(tmp_path))
 
 
 def test_a_missed_quorum_leaves_a_checkpoint_and_says_so(tmp_path: Path) -> None:

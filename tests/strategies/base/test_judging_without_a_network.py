@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.targets.metrics import METRIC_VALUES
 from fedsurrogate.strategies.base import federation
-from fedsurrogate.strategies.base.outcome import NO_REPLY, Points, Site, metric_values_in
+from fedsurrogate.strategies.base.outcome import NO_REPLY, Site, metric_values_in
 from fedsurrogate.strategies.fedavg import Updates
 from tests.strategies.base.test_courses_of_a_run import Kept
 
@@ -112,6 +111,16 @@ def test_the_accuracy_is_of_all_test_records_of_sites_with_a_valid_report(
             assert strategy.outcome.sites[at].tested == 0
 
 
+@pytest.mark.parametrize("text", [9000 * "[", "{", "[]", "3", '{"a": "b"}', '{"a": NaN}', "null"])
+def test_measures_that_cannot_be_read_are_none(text: str) -> None:
+    whole = {"regression.0.age.records": 3.0, "no metric": 1.0, "regression.0.age.absolute": 2}
+    assert metric_values_in({METRIC_VALUES: json.dumps(whole)}) == {
+        "regression.0.age.records": 3.0,
+        "regression.0.age.absolute": 2.0,
+    }
+    assert metric_values_in({METRIC_VALUES: text}) == metric_values_in({}) == {}
+
+
 @pytest.mark.parametrize("number", [None, 3])
 def test_only_the_start_of_a_run_waits_for_all_sites_and_says_what_is_not_defended(
     monkeypatch: pytest.MonkeyPatch, number: int | None
@@ -127,54 +136,3 @@ def test_only_the_start_of_a_run_waits_for_all_sites_and_says_what_is_not_defend
     start += [{"event": "note", "reason": reason} for reason in strategy.config.gaps(2)]
     assert len(start) > 1
     assert events(strategy) == (start if number is None else [])
-
-
-@pytest.mark.parametrize("measured", [False, True])
-@pytest.mark.parametrize("source", [False, True])
-def test_a_comparison_has_shares_bytes_measures_and_points(
-    monkeypatch: pytest.MonkeyPatch, measured: bool, source: bool
-) -> None:
-    strategy = begun(monkeypatch, 1, seed=11)
-    strategy.outcome.sites[0].simulated = True
-    info: dict[str, Any] = {
-        "accuracy.model": 0.5, "accuracy.centralized": 0.75, "accuracy.wrong": 1.5, "other.share": 0.25,
-        "bytes.centralized": 40, "bytes.average": -3, "points.x": [1.0, 2.0], "points.y": [3.0, 4.0], "points.label": [0, 1],
-    }  # fmt: skip
-    if measured:
-        info[METRIC_VALUES] = json.dumps({"regression.0.age.records": 3.0})
-    drawn: list[Any] = []
-
-    def sample(seed: int, limit: int) -> Any:
-        drawn.append((seed, limit))
-        return torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.tensor([1, 0])
-
-    if source:
-        strategy.outcome.learned = SimpleNamespace(sample=sample)
-    monkeypatch.setattr(strategy, "_judged", lambda *given: info)
-    monkeypatch.setattr(Head, "plane", lambda self: torch.tensor([[0.0, 1.0], [1.0, 0.0]]))
-    strategy._compare(None, 1.0)  # type: ignore[arg-type]
-    accuracy = {"model": 0.5, "centralized": 0.75}
-    assert strategy.outcome.accuracy == accuracy
-    assert strategy.outcome.compare_bytes == {"centralized": 40, "average": 0}
-    assert (strategy.outcome.quality, strategy.outcome.data) == (None, [])
-    if measured:
-        assert strategy.outcome.measured == {"regression.0.age.records": 3.0}
-        event = {"event": "compared", "metric_values": {"age": {"records": 3.0}}}
-        assert (events(strategy), strategy.outcome.points) == ([event], {})
-        return
-    assert events(strategy) == [{"event": "compared", **accuracy}]
-    points = {"real": Points([1.0, 2.0], [3.0, 4.0], [0, 1])}
-    if source:
-        points["synthetic"] = Points([0.0, 2.0], [1.0, 0.0], [1, 0])
-        assert drawn == [(11, federation.PICTURE_POINTS)]
-    assert strategy.outcome.points == points
-
-
-@pytest.mark.parametrize("text", [9000 * "[", "{", "[]", "3", '{"a": "b"}', '{"a": NaN}', "null"])
-def test_measures_that_cannot_be_read_are_none(text: str) -> None:
-    whole = {"regression.0.age.records": 3.0, "no metric": 1.0, "regression.0.age.absolute": 2}
-    assert metric_values_in({METRIC_VALUES: json.dumps(whole)}) == {
-        "regression.0.age.records": 3.0,
-        "regression.0.age.absolute": 2.0,
-    }
-    assert metric_values_in({METRIC_VALUES: text}) == metric_values_in({}) == {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +16,7 @@ from fedsurrogate.common.errors import PUBLIC_SENTENCES, RunError
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.models.parameters import CONTROL, Parameters
 from fedsurrogate.strategies.base.outcome import Outcome, Site
-from fedsurrogate.strategies.base.training import Training, read_kept
+from fedsurrogate.strategies.base.training import Training
 from fedsurrogate.strategies.fedavg import Updates, with_memory
 from tests.strategies.base.test_courses_of_a_run import Kept
 
@@ -56,23 +55,6 @@ def test_a_round_ends_the_run_where_it_lacks_only_those_without_a_budget(
     refused = fates.count("budget")
     enough = used + refused >= max(1, math.ceil(quorum * len(fates) - 1e-9))
     assert found == bool(epsilon and refused and enough)
-
-
-def test_a_kept_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    (tmp_path / "kept").write_bytes(b"kept")
-    assert read_kept(str(tmp_path), "kept") == b"kept"
-    (tmp_path / "folder").mkdir()
-    for name, kind in (
-        ("none", "FileNotFoundError"),
-        ("folder", "IsADirectoryError"),
-        ("kept/more", "NotADirectoryError"),
-    ):
-        with pytest.raises(RunError) as refusal:
-            read_kept(str(tmp_path), name)
-        assert str(refusal.value) == (
-            f"resume = {str(tmp_path)!r}: {name} cannot be read ({kind}); name the folder of an "
-            "earlier run"
-        )
 
 
 @pytest.mark.parametrize(

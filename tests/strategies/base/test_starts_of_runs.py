@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -66,51 +65,6 @@ def made(flat: dict[str, Any]) -> Federation:
     private = flat.get("method") in ("psg", "dp-fedavg", "dp-fedprox")
     run = parse_run(flat | {"deadline": 17.0} | (BUDGET if private else {}))
     return strategy_of(run.plan)(run, Kept())
-
-
-@pytest.mark.parametrize("name", RUNS)
-def test_a_run_waits_as_long_as_it_is_called_with_or_the_settings_say(name: str) -> None:
-    for deadline, wanted in ((None, 17.0), (0.0, 17.0), (7.0, 7.0), (0.5, 0.5)):
-        strategy = made(RUNS[name])
-        assert strategy.deadline == 17.0
-        with pytest.raises(AskedError):
-            strategy.run(NoGrid(), *([] if deadline is None else [deadline]))  # type: ignore[arg-type]
-        assert strategy.deadline == wanted
-        own = strategy.config.settings
-        shown = strategy.config.method.shown
-        section = getattr(own, shown).model_dump() if shown else {}
-        kept = strategy.recorder
-        assert isinstance(kept, Kept)
-        first = kept.events[0]
-        assert first["event"] == "configured"
-        assert first["method"] == own.method
-        if len(first) > 2:
-            assert first == {"event": "configured", "method": own.method} | section
-    for timeout, wanted in ((None, 17.0), (3.0, 3.0)):
-        strategy = made(RUNS[name])
-        with pytest.raises(AskedError):
-            strategy.start(NoGrid(), timeout=timeout)  # type: ignore[arg-type]
-        assert strategy.deadline == wanted
-
-
-@pytest.mark.parametrize("name", RUNS)
-def test_where_nothing_was_asked_nothing_is_late_and_no_model_is_sent(name: str) -> None:
-    strategy, nothing = made(RUNS[name]), ConfigRecord()
-    assert strategy.receive_late(0.0) is False
-    if strategy.config.plan.kind in ("chain", "rounds", "alone") and "secure" not in name:
-        assert strategy.aggregate_train(1, []) == (None, None)
-    if strategy.config.plan.kind != "alone":
-        assert strategy.configure_evaluate(1, ArrayRecord(), nothing, NoGrid()) == []  # type: ignore[arg-type]
-    assert strategy.aggregate_evaluate(1, []) is None
-    some = ConfigRecord({"rate": 0.1})
-    for part in ("train", "evaluate"):
-        with pytest.raises(ConfigError, match="rate"):
-            getattr(strategy, f"configure_{part}")(1, ArrayRecord(), some, NoGrid())
-        with pytest.raises(ConfigError, match="rate"):
-            strategy.start(NoGrid(), **{f"{part}_config": some})  # type: ignore[arg-type]
-    kept = strategy.recorder
-    assert isinstance(kept, Kept)
-    assert kept.events == []
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -230,17 +184,6 @@ def test_a_resumed_chain_goes_on_with_its_relay_or_says_what_is_wrong(
         assert found.skipped == ["a"]
 
 
-@pytest.mark.parametrize("name", sorted(DOWNSTREAM_LIMITS))
-def test_scores_of_a_generator_count_up_to_their_limit(name: str) -> None:
-    limit = 4.0 if name in ("sliced", "sinkhorn") else 1.0
-    for value, counts in (
-        (0.0, True), (limit, True), (math.nextafter(limit, 9), False), (math.nextafter(0, -1), False),
-        (math.nan, False), (1, False), ("0.5", False),
-    ):  # fmt: skip
-        found = downstream_in({DOWNSTREAM + name: value, "sent": 0.5})
-        assert found == ({name: value} if counts else {})
-
-
 def test_reported_numbers_count_at_their_limits_and_not_beyond() -> None:
     for value, wanted in ((0, 0), (2**40 - 1, 2**40 - 1), (2**40, 0), (-1, 0), (3.0, 0), ("3", 0)):
         assert whole_number({"n": value}, "n") == wanted
@@ -262,3 +205,14 @@ def test_reported_numbers_count_at_their_limits_and_not_beyond() -> None:
     for listed, counts in (([1, 2.5], True), ([], True), ([1, math.inf], False), ([1, "2"], False)):
         assert numbers_in({"x": listed}, "x") == (listed if counts else [])  # type: ignore[dict-item]
     assert numbers_in({"x": 3}, "x") == numbers_in({}, "x") == []
+
+
+@pytest.mark.parametrize("name", sorted(DOWNSTREAM_LIMITS))
+def test_scores_of_a_generator_count_up_to_their_limit(name: str) -> None:
+    limit = 4.0 if name in ("sliced", "sinkhorn") else 1.0
+    for value, counts in (
+        (0.0, True), (limit, True), (math.nextafter(limit, 9), False), (math.nextafter(0, -1), False),
+        (math.nan, False), (1, False), ("0.5", False),
+    ):  # fmt: skip
+        found = downstream_in({DOWNSTREAM + name: value, "sent": 0.5})
+        assert found == ({name: value} if counts else {})

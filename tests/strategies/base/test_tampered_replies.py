@@ -102,10 +102,7 @@ def classes(*names: str) -> Change:
 # What no surrogate may hold is in tests/common/wire/test_validation.py and test_records.py.
 TAMPERED: dict[str, tuple[Fault, str]] = {
     "nan": (edit(halves("means", np.nan)), "means: a number that is not finite"),
-    "scale": (
-        edit(lambda m: setattr(m.mixtures.means, "scale", float("nan"))),
-        "means with scale nan",
-    ),
+    "scale": (edit(lambda m: setattr(m.mixtures.means, "scale", float("nan"))), "means with scale nan"),
     "dimension": (edit(narrow), "features of dimension 63; the other sites have 64"),
     "huge count": (edit(counts(10**12)), "a class of 1000000000000 records"),
     "negative count": (edit(counts(2**64 - 1)), "a class of 18446744073709551615 records"),
@@ -115,24 +112,15 @@ TAMPERED: dict[str, tuple[Fault, str]] = {
     "schema": (edit(lambda m: setattr(m.header, "schema", 9)), "schema version 9"),
     "another site": (edit(header(site="0")), "names another site as its sender"),
     "empty": (Fault(payload=lambda payload: b""), "schema version 0"),
-    "noise": (
-        Fault(payload=lambda payload: b"\xff" * 500),
-        "500 bytes that are not a valid surrogate",
-    ),
-    "cut off": (
-        Fault(payload=lambda payload: payload[:-1]),
-        "bytes that are not a valid surrogate",
-    ),
+    "noise": (Fault(payload=lambda payload: b"\xff" * 500), "500 bytes that are not a valid surrogate"),
+    "cut off": (Fault(payload=lambda payload: payload[:-1]), "bytes that are not a valid surrogate"),
     "no payload": (Fault(reply=lambda record: record.pop(PAYLOAD)), "a reply without a surrogate"),
-    "no array": (
-        Fault(reply=lambda record: record.update({PAYLOAD: ArrayRecord()})),
-        "a reply without a surrogate",
-    ),
+    "no array": (Fault(reply=lambda record: record.update({PAYLOAD: ArrayRecord()})), "a reply without a surrogate"),
     "no info": (Fault(reply=lambda record: record.pop(INFO)), "announced"),
     "unknown code": (info(status="see /mnt/" + SECRET), "the site failed; its own log says why"),
     "uncountable": (info(extra=[]), "cannot be counted"),
     "traversal": (info(site="../../" + SECRET), "names another site as its sender"),
-}
+}  # fmt: skip
 
 
 def test_a_tampered_reply_is_refused_with_the_reason(tmp_path: Path) -> None:
@@ -210,9 +198,3 @@ def test_a_refused_site_does_not_block_its_name(tmp_path: Path) -> None:
     folder = run_federation(tmp_path, grid, **FAST)
     assert set(surrogates_of(folder)) == {"north.pb", "clinic.pb"}
     assert set(metrics_of(folder)["bytes"]["up_per_site"]) == {"north", "clinic", "node 1002"}
-
-
-def test_most_sites_decide_which_backbone_it_is(tmp_path: Path) -> None:
-    grid = InProcessGrid(sites(3), {1: edit(header(fingerprint="f" * 64))})
-    folder = run_federation(tmp_path, grid, **DIAG)
-    assert "differs from the other sites'" in outcome(folder, "1", "rejected")

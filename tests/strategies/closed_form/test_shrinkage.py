@@ -105,17 +105,6 @@ def close(ours: Tensor, exact: Tensor) -> None:
     torch.testing.assert_close(ours, exact, rtol=1e-4, atol=1e-5 * float(exact.abs().max()))
 
 
-def test_a_matrix_with_a_negative_eigenvalue_counts_it_as_zero() -> None:
-    found = statistics(500, 40, 4)
-    values, vectors = torch.linalg.eigh(found.covariance)
-    values[:3] = -float(values.mean())
-    indefinite = Statistics(found.counts, found.means, (vectors * values) @ vectors.T)
-    reduced = Tridiagonal.of(indefinite.covariance, found.means.T)
-    assert float(reduced.values.min()) == 0
-    assert reduced.solved(0.995, 1e-3).isfinite().all()
-    assert 0 < chosen_with_accuracy(indefinite)[0] <= 1
-
-
 @pytest.mark.parametrize("case", [(400, 200, 2), (2000, 60, 3), (150, 140, 3), (6000, 12, 20)])
 def test_the_estimated_accuracies_are_those_on_new_records(
     case: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch

@@ -11,14 +11,13 @@ from sklearn.linear_model import Ridge
 from fedsurrogate.common.errors import RunError, SurrogateError
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.mixtures import MixtureSettings, fit
-from fedsurrogate.common.surrogates.surrogates import Header, Surrogate, class_order
+from fedsurrogate.common.surrogates.surrogates import Header, Surrogate
 from fedsurrogate.common.wire.model_proto import (
     load_model,
     pack_classifier,
     save_model,
     unpack_classifier,
 )
-from fedsurrogate.common.wire.records import pack_surrogate, unpack_surrogate
 from fedsurrogate.strategies.closed_form.solvers import SHRINKAGES, lda, ridge
 from fedsurrogate.strategies.closed_form.statistics import Factored, pooled, summed
 from fedsurrogate.strategies.fedpft.strategy import learn
@@ -164,17 +163,6 @@ def test_solvers_are_those_of_the_settings_and_auto_knows_the_families():
     assert solver("gram", **{"head.solver": "naive-bayes"}) == "naive-bayes"
 
 
-def test_the_same_surrogates_give_the_same_bits():
-    x, y = records()
-    parts = [unpack_surrogate(pack_surrogate(each)) for each in sites(x, y, skewed(y))]
-    config = parse_run({"fedpft.covariance": "gram", "defence": "none"})
-    once = learn(parts, config, "cpu", CLASSES).head
-    again = learn(list(parts), config, "cpu", CLASSES).head
-    assert torch.equal(once.weight, again.weight)
-    assert torch.equal(once.bias, again.bias)
-    assert class_order(parts) == CLASSES
-
-
 def test_no_variance_and_one_class_still_give_a_head():
     x = torch.ones(20, 3)
     table = surrogate(x, torch.zeros(20, dtype=torch.int64), "flat")
@@ -225,14 +213,3 @@ def test_qda_with_too_few_records_names_the_class_and_the_way_out():
         RunError, match=r"class 'a' has \d+ records at all sites.* needs 21; use head.solver"
     ):
         learn([surrogate(x, y, "0", "full")], config, "cpu", CLASSES)
-
-
-@pytest.mark.parametrize("solver", ["lda", "ridge"])
-def test_a_ridge_that_a_given_shrinkage_of_zero_took_is_stated(solver):
-    x, y = records()
-    x[:, 1] = x[:, 0]
-    for shrinkage, added in ((0.0, True), (0.1, False), ("auto", False)):
-        settings = {"fedpft.covariance": "gram", "head.solver": solver, "head.shrinkage": shrinkage}
-        learned = learn([surrogate(x, y, "all")], parse_run(settings), "cpu", CLASSES)
-        assert (learned.added > 0) == added
-        assert learned.head.weight.isfinite().all()

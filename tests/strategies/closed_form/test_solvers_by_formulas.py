@@ -14,8 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fedsurrogate.common.errors import RunError
-from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.covariances import Diagonal, Full, Gram
 from fedsurrogate.common.surrogates.mixtures import Mixtures
 from fedsurrogate.common.surrogates.surrogates import Header, Surrogate
@@ -23,7 +21,6 @@ from fedsurrogate.strategies.closed_form.solvers import (
     _unequal_scales,
     balanced_ridge,
     chosen_with_accuracy,
-    fewest_records,
     lda,
     naive_bayes,
     qda,
@@ -31,9 +28,7 @@ from fedsurrogate.strategies.closed_form.solvers import (
 )
 from fedsurrogate.strategies.closed_form.statistics import Factored, Statistics
 from fedsurrogate.strategies.fedpft.strategy import (
-    FedPFT,
     _enough,
-    _with_enough_records,
     one_gaussian_a_class,
 )
 
@@ -154,6 +149,77 @@ def test_least_squares_weighed_by_records_or_by_classes(
         np.testing.assert_allclose(found.bias, own - found.weight.numpy() @ mean, atol=1e-12)
 
 
+@pytest.mark.parametrize(("ratio", "unequal"), [(24.9, False), (25.0, False), (25.1, True)])
+def test_columns_are_unequal_from_the_median_over_the_smallest(ratio: float, unequal: bool) -> None:
+    variances = torch.tensor([1.0, ratio, ratio, 9 * ratio, 0.0, 1e-14]).double()
+    found = _unequal_scales(variances)
+    assert (found is not None) == unequal
+    if found is not None:
+        wanted = [1.0, ratio**0.5, ratio**0.5, 3 * ratio**0.5, 1.0, 1.0]
+        assert found.tolist() == pytest.approx(wanted)
+
+
+@settings(max_examples=12, deadline=None)
+@given(SEEDS, st.sampled_from([0.003, 0.02, 0.1, 1.0]), st.sampled_from([0.0, 0.2, 1.0]))
+def test_a_small_column_has_its_own_unit_where_that_is_expected_to_be_better(
+    seed: int, small: float, tells: float
+) -> None:
+    draw = np.random.default_rng(seed)
+    scales = np.array([small, 1.0, 1.0, 1.0])
+    root = np.eye(D) + 0.2 * draw.normal(size=(D, D))
+    within = (root @ root.T) * scales * scales[:, None]
+    means = draw.normal(size=(3, D)) * scales * np.array([2.0, tells, tells, tells])
+    given_ = Statistics(
+        torch.tensor([40.0, 90.0, 20.0]).double(), torch.from_numpy(means), torch.from_numpy(within)
+    )
+    shrinkage, accuracy = chosen_with_accuracy(given_)
+    found, unit = lda(given_), _unequal_scales(torch.tensor(within.diagonal()))
+    if unit is not None:
+        other, better = chosen_with_accuracy(given_.divided(unit))
+        if better > accuracy + 0.005:
+            in_units = lda(given_.divided(unit), other)
+            assert found.shrinkage == other
+            torch.testing.assert_close(found.weight, in_units.weight / unit)
+            torch.testing.assert_close(found.bias, in_units.bias)
+            return
+    plain = lda(given_, shrinkage)
+    assert found.shrinkage == shrinkage
+    torch.testing.assert_close(found.weight, plain.weight)
+    torch.testing.assert_close(found.bias, plain.bias)
+
+
+def site(name: str, counts: dict[str, int], full: bool) -> Surrogate:
+    classes = len(counts)
+    spread = torch.eye(D).repeat(classes, 1, 1)
+    covariance = Full(spread) if full else Diagonal(torch.ones(classes, D))
+    table = Mixtures(
+        torch.tensor(list(counts.values())),
+        torch.arange(classes),
+        torch.ones(classes),
+        torch.zeros(classes, D),
+        covariance,
+    )
+    return Surrogate(Header("fedpft", "r", name, "f", tuple(counts)), table)
+
+
+COUNTS = st.dictionaries(st.sampled_from("abc"), st.integers(1, 7), min_size=1)
+
+
+@few
+@given(st.lists(COUNTS, min_size=1, max_size=3), st.booleans())
+def test_a_class_of_one_site_alone_with_too_few_records_is_left_out(
+    sites: list[dict[str, int]], full: bool
+) -> None:
+    fewest = D + 1 if full else 2
+    owners = {name: [own[name] for own in sites if name in own] for name in "abc"}
+    there = {name for name, own in owners.items() if own}
+    alone = {name for name in there if len(owners[name]) == 1 and owners[name][0] < fewest}
+    wanted = there - alone if len(sites) > 1 and alone != there else there
+    found = _enough([site(f"s{k}", own, full) for k, own in enumerate(sites)])
+    assert set(found) == wanted
+    assert len(found) == len(wanted)
+
+
 def oracle(matrix: Array, n: float) -> float:
     """Chen et al. 2010, equation 23."""
     trace, squares = matrix.trace(), float((matrix**2).sum())
@@ -198,93 +264,6 @@ def test_quadratic_discriminants_of_classes_of_any_size(
         np.testing.assert_allclose(found.bias, np.array(bias) - max(bias), atol=1e-9)
 
 
-@pytest.mark.parametrize(("ratio", "unequal"), [(24.9, False), (25.0, False), (25.1, True)])
-def test_columns_are_unequal_from_the_median_over_the_smallest(ratio: float, unequal: bool) -> None:
-    variances = torch.tensor([1.0, ratio, ratio, 9 * ratio, 0.0, 1e-14]).double()
-    found = _unequal_scales(variances)
-    assert (found is not None) == unequal
-    if found is not None:
-        wanted = [1.0, ratio**0.5, ratio**0.5, 3 * ratio**0.5, 1.0, 1.0]
-        assert found.tolist() == pytest.approx(wanted)
-
-
-@settings(max_examples=12, deadline=None)
-@given(SEEDS, st.sampled_from([0.003, 0.02, 0.1, 1.0]), st.sampled_from([0.0, 0.2, 1.0]))
-def test_a_small_column_has_its_own_unit_where_that_is_expected_to_be_better(
-    seed: int, small: float, tells: float
-) -> None:
-    draw = np.random.default_rng(seed)
-    scales = np.array([small, 1.0, 1.0, 1.0])
-    root = np.eye(D) + 0.2 * draw.normal(size=(D, D))
-    within = (root @ root.T) * scales * scales[:, None]
-    means = draw.normal(size=(3, D)) * scales * np.array([2.0, tells, tells, tells])
-    given_ = Statistics(
-        torch.tensor([40.0, 90.0, 20.0]).double(), torch.from_numpy(means), torch.from_numpy(within)
-    )
-    shrinkage, accuracy = chosen_with_accuracy(given_)
-    found, unit = lda(given_), _unequal_scales(torch.tensor(within.diagonal()))
-    if unit is not None:
-        other, better = chosen_with_accuracy(given_.divided(unit))
-        if better > accuracy + 0.005:
-            in_units = lda(given_.divided(unit), other)
-            assert found.shrinkage == other
-            torch.testing.assert_close(found.weight, in_units.weight / unit)
-            torch.testing.assert_close(found.bias, in_units.bias)
-            return
-    plain = lda(given_, shrinkage)
-    assert found.shrinkage == shrinkage
-    torch.testing.assert_close(found.weight, plain.weight)
-    torch.testing.assert_close(found.bias, plain.bias)
-
-
-@pytest.mark.parametrize(("sampled", "fewest"), [(True, D + 1), (False, 2)])
-def test_a_class_needs_a_record_more_than_dimensions_or_two(sampled: bool, fewest: int) -> None:
-    assert fewest_records(D, sampled) == fewest
-    one = classes_of(0, 1, D, False, False, sampled)
-    there = replace(one, counts=torch.tensor([float(fewest)]).double())
-    assert list(_with_enough_records(iter([there]), ["a"])) == [there]
-    less = replace(one, counts=torch.tensor([fewest - 1.0]).double())
-    with pytest.raises(RunError) as caught:
-        list(_with_enough_records(iter([there, less]), ["a", "b"]))
-    assert str(caught.value) == (
-        f"head.solver = 'qda': class 'b' has {fewest - 1} records at all sites, and its covariance "
-        f"in {D} dimensions needs {fewest}; use head.solver = 'lda', or leave the class out with "
-        "classes"
-    )
-
-
-def site(name: str, counts: dict[str, int], full: bool) -> Surrogate:
-    classes = len(counts)
-    spread = torch.eye(D).repeat(classes, 1, 1)
-    covariance = Full(spread) if full else Diagonal(torch.ones(classes, D))
-    table = Mixtures(
-        torch.tensor(list(counts.values())),
-        torch.arange(classes),
-        torch.ones(classes),
-        torch.zeros(classes, D),
-        covariance,
-    )
-    return Surrogate(Header("fedpft", "r", name, "f", tuple(counts)), table)
-
-
-COUNTS = st.dictionaries(st.sampled_from("abc"), st.integers(1, 7), min_size=1)
-
-
-@few
-@given(st.lists(COUNTS, min_size=1, max_size=3), st.booleans())
-def test_a_class_of_one_site_alone_with_too_few_records_is_left_out(
-    sites: list[dict[str, int]], full: bool
-) -> None:
-    fewest = D + 1 if full else 2
-    owners = {name: [own[name] for own in sites if name in own] for name in "abc"}
-    there = {name for name, own in owners.items() if own}
-    alone = {name for name in there if len(owners[name]) == 1 and owners[name][0] < fewest}
-    wanted = there - alone if len(sites) > 1 and alone != there else there
-    found = _enough([site(f"s{k}", own, full) for k, own in enumerate(sites)])
-    assert set(found) == wanted
-    assert len(found) == len(wanted)
-
-
 @few
 @given(SEEDS, st.integers(1, 4), st.booleans())
 def test_pooled_statistics_are_one_gaussian_a_class(seed: int, classes: int, absent: bool) -> None:
@@ -297,29 +276,3 @@ def test_pooled_statistics_are_one_gaussian_a_class(seed: int, classes: int, abs
     torch.testing.assert_close(table.means, given_.means.float())
     assert isinstance(table.covariance, Gram)
     torch.testing.assert_close(table.covariance.matrix, given_.matrix.float())
-
-
-@pytest.mark.parametrize("solver", ["lda", "ridge", "qda", "sampled"])
-@pytest.mark.parametrize("alike", [False, True])
-def test_a_run_states_its_solver_its_shrinkage_and_a_ridge_that_was_added(
-    solver: str, alike: bool
-) -> None:
-    """And nothing else."""
-    run = parse_run(
-        {"fedpft.covariance": "full", "head.solver": solver, "defence": "none", "head.max-samples": 99,
-         "head.min-steps": 2, "head.shrinkage": "auto" if solver == "sampled" else 0.0}
-    )  # fmt: skip
-    spread = torch.eye(D).repeat(2, 1, 1)
-    if alike:
-        spread[:, -1] = spread[:, 0]
-        spread[:, -1, -1] = 0.0
-    means = torch.tensor([[0.0, 0, 0, 0], [3.0, 0, 0, 3.0]])
-    table = Mixtures(torch.tensor([30, 40]), torch.arange(2), torch.ones(2), means, Full(spread))
-    sent = Surrogate(Header("fedpft", run.digest, "s", "f", ("a", "b")), table)
-    facts = dict(FedPFT(run).learn([sent], ("a", "b")).facts)
-    wanted: dict[str, object] = {"solver": solver}
-    if solver != "sampled":
-        wanted["shrinkage"] = 0.0
-        added = facts.pop("added-ridge", 0.0)
-        assert (float(added) > 0) == alike
-    assert facts == wanted

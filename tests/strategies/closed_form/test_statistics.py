@@ -205,20 +205,14 @@ def test_factors_are_kept_while_they_are_few() -> None:
         ((table(1, 1).float(), EYE, EYE), r"counts in torch\.float32; torch\.float64 is needed"),
         ((table(1, 1), EYE.float(), EYE), r"means in torch\.float32"),
         ((table(1, 1), EYE, EYE.float()), r"covariance in torch\.float32"),
-        (
-            (table(1, 1), EYE, Factored(EYE.float(), table(1, 1))),
-            r"covariance's factor in torch\.float32",
-        ),
+        ((table(1, 1), EYE, Factored(EYE.float(), table(1, 1))), r"covariance's factor in torch\.float32"),
         ((table(1, 1, 1), EYE, EYE), r"counts of shape \(3,\), but of \(2,\)"),
         ((table(1, 1), EYE[0], EYE), r"means of shape \(2,\), which must be \(C, d\)"),
         ((table(1, 1), EYE, EYE[:1]), r"covariance of shape \(1, 2\), but of \(2, 2\)"),
-        (
-            (table(1, 1), EYE, Factored(EYE[:1], table(1, 1))),
-            r"covariance's factor of shape \(1, 2\)",
-        ),
+        ((table(1, 1), EYE, Factored(EYE[:1], table(1, 1))), r"covariance's factor of shape \(1, 2\)"),
         ((table(1, 1), EYE, Factored(EYE, table(1))), r"covariance's variances of shape \(1,\)"),
     ],
-)
+)  # fmt: skip
 def test_single_precision_and_shapes_that_do_not_agree_are_refused(
     parts: tuple[Any, ...], why: str
 ) -> None:

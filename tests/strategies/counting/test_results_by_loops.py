@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -32,7 +31,6 @@ from fedsurrogate.strategies.counting.results import (
     PooledCounts,
     auroc,
     evaluation_result,
-    keep_result,
     pooled,
     rate,
     records_counted,
@@ -132,31 +130,6 @@ def test_tables_and_variances_of_sites_add_up_and_a_survey_shows_each_site(
     }
 
 
-@pytest.mark.parametrize("epsilon", [0.0, 2.0])
-def test_a_result_is_kept_as_text_with_its_kind_and_budget(epsilon: float) -> None:
-    kept = Kept()
-    more = {"epsilon": epsilon, "delta": 1e-5} if epsilon else {}
-    keep_result(kept, run_of("survey", **more).settings, 4, {"records": 3})  # type: ignore[arg-type]
-    whole: dict[str, Any] = {"schema": 1, "kind": "survey", "sites": 4, "records": 3}
-    whole |= {"privacy": {"epsilon": 2.0, "delta": 1e-5}} if epsilon else {}
-    assert kept.surrogates == {
-        "file survey.json": (json.dumps(whole, indent=2) + "\n").encode(),
-    }
-
-
-def test_secure_aggregation_of_counts_says_so_and_false_ones_end_the_run() -> None:
-    run = run_of("survey")
-    table = torch.tensor([5.0, 0.0, 3.0]).double()
-    summed = Total(header("coordinator"), {"records": table}, {"records": 2.0})
-    exact = result_of(PooledCounts({"records": table}, {"records": 4.0}), run.settings.counting, NAMES)  # fmt: skip
-    assert summed_result(summed, run) == exact | {"secure_aggregation": True}
-    plain = summed_result(replace(summed, sigmas={}), run)
-    assert plain["noise"] == {"records": 0.0}
-    false = replace(summed, tensors={"records": -100 * torch.ones(3).double()})
-    with pytest.raises(RunError, match=r"below zero .* so some site has added false numbers"):
-        summed_result(false, run)
-
-
 @few
 @given(SEEDS, st.integers(0, 3))
 def test_records_with_a_target_are_the_most_of_any_label_or_number(seed: int, scale: int) -> None:
@@ -217,6 +190,19 @@ def test_only_a_site_that_allows_it_is_kept_and_shown_alone(
     assert sorted(recorder.surrogates) == [f"s{at}" for at in alone]
     records = [site.records for site in strategy.outcome.sites.values()]
     assert records == [5 * (at in alone) for at in range(5)]
+
+
+def test_secure_aggregation_of_counts_says_so_and_false_ones_end_the_run() -> None:
+    run = run_of("survey")
+    table = torch.tensor([5.0, 0.0, 3.0]).double()
+    summed = Total(header("coordinator"), {"records": table}, {"records": 2.0})
+    exact = result_of(PooledCounts({"records": table}, {"records": 4.0}), run.settings.counting, NAMES)  # fmt: skip
+    assert summed_result(summed, run) == exact | {"secure_aggregation": True}
+    plain = summed_result(replace(summed, sigmas={}), run)
+    assert plain["noise"] == {"records": 0.0}
+    false = replace(summed, tensors={"records": -100 * torch.ones(3).double()})
+    with pytest.raises(RunError, match=r"below zero .* so some site has added false numbers"):
+        summed_result(false, run)
 
 
 def test_a_model_that_is_evaluated_is_kept_where_it_is_the_one_of_the_settings(

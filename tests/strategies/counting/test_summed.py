@@ -23,12 +23,9 @@ from fedsurrogate.common.secure_aggregation.rules import numbers_of, rules_of, s
 from fedsurrogate.common.secure_aggregation.secrets import words
 from fedsurrogate.server_app.counting import (
     CountingBudget,
-    estimate_of,
     evaluation_settings,
-    features_with,
     survey_settings,
 )
-from fedsurrogate.server_app.report.build import write_report
 from tests.client_app.model_use.hospitals import CLASSES, rows_of_classes, write_images
 from tests.grid import InProcessGrid, NodeConfig, events_of, metrics_of, open_new, run_federation
 from tests.strategies.counting.hospitals import (
@@ -154,18 +151,6 @@ def test_one_distributed_noise_is_charged_at_each_hospital_and_is_in_the_interva
     assert (card["mechanism"], card["epsilon"]) == ("secure-aggregation", 4.0)
     assert "decisions and scores" in card["covers"]
     assert metrics_of(folder)["learning"]["secure-aggregation-of"] == 3
-
-
-def test_the_estimate_after_a_summed_survey_divides_the_records_evenly(
-    home: Path, hospitals: Hospitals
-) -> None:
-    nodes, _ = hospitals
-    folder, result = surveyed(home, nodes, **SUMMED)
-    assert result["records"]["value"] == pytest.approx(360, abs=30)
-    found = estimate_of(result, features_with(3, 16, 0.9))
-    assert "divided evenly" in found["how"]
-    (folder / "survey.json").write_text(json.dumps(result | {"estimate": found}))
-    assert "in the secure aggregation over all sites" in write_report(folder).read_text()
 
 
 def test_a_survey_training_and_evaluations_of_the_same_hospitals_are_all_exact_sums(

@@ -23,7 +23,6 @@ from fedsurrogate.server_app.counting import CountingBudget, evaluation_settings
 from fedsurrogate.server_app.report.build import write_report
 from fedsurrogate.strategies.counting.strategy import payload_of
 from fedsurrogate.strategies.targets.time import Cells, kaplan_meier, log_rank
-from tests import commands
 from tests.grid import FAST, NodeConfig, metrics_of
 from tests.strategies.counting.hospitals import allow, counted, entries, evaluated, renewed
 from tests.strategies.counting.targets import KINDS, Tables, hospitals, learned, records, write
@@ -315,19 +314,3 @@ def test_an_evaluation_knows_the_scale_of_the_errors(
     facts = facts_of(target_of_model(read_signed_model(run / "model.fedsurrogate").classifier))
     wanted = 4 * facts["deviation"][0] / 100 if kind == "number" else 1.0
     assert settings["counting.largest-error"] == pytest.approx(min(1.0, wanted))
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["--run-config", "task='multilabel' label-columns='a,b'", "--classes", "a"], "--classes"),
-        (["--run-config", "task='multilabel' label-columns='a,b'", "--like", "run"], "--like"),
-        ([], "name all classes"),
-    ],
-)
-def test_a_survey_by_hand_says_what_is_missing(
-    words: list[str], expected: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    code = commands.coordinator(monkeypatch, "survey", *words)
-    assert code == 1
-    assert expected in capsys.readouterr().err

@@ -4,7 +4,6 @@ reply, and what is kept and sent of the generator.
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -14,19 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.common.errors import SurrogateError
-from fedsurrogate.common.models.devices import stream
 from fedsurrogate.common.models.generators import COUNTS, SUMS
 from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.surrogates import Header
-from fedsurrogate.common.wire.model_proto import unpack_parameters
-from fedsurrogate.common.wire.records import from_record
-from fedsurrogate.strategies.base.outcome import Site
 from fedsurrogate.strategies.base.training import Training
 from fedsurrogate.strategies.dpcvae import (
     DPCVAE,
-    FILE,
-    GeneratorSource,
     expected_shapes,
 )
 from fedsurrogate.strategies.pooling.site_weights import shares_kept
@@ -117,31 +110,3 @@ def test_updates_are_stated_without_sizes_and_defended_as_updates(seed: int, sit
         theirs.suspects,
         theirs.bounded,
     )
-
-
-def test_a_generator_is_kept_and_sent_to_the_used_sites_alone() -> None:
-    recorder = Kept()
-    strategy, training = DPCVAE(PLAIN, recorder), Training.begin(PLAIN, CLASSES, "f", D)
-    training.asked = 5
-    strategy.absorb(training, [first("s0", [4.0, 5.0, 6.0], PLAIN)])
-    head = strategy.classifier(training)
-    assert head.header == training.header()
-    assert strategy.outcome.parameters == sum(
-        math.prod(shape) for shape in expected_shapes(training).values()
-    )
-    assert list(recorder.surrogates) == [f"file {FILE}"]
-    source = strategy.outcome.learned
-    assert isinstance(source, GeneratorSource)
-    for limit, each in ((9, 3), (11, 3), (2, 1), (0, 1)):
-        x, y = source.sample(4, limit)
-        assert y.tolist() == [c for c in range(3) for _ in range(each)]
-        torch.testing.assert_close(x, source.generator.draw(y, stream(4, "picture")))
-    strategy.outcome.sites = {1: Site("s0", "used", ""), 2: Site("s1", "rejected", "why")}
-    (message,) = list(strategy._broadcast())
-    assert message.metadata.dst_node_id == 1
-    payload, info = from_record(message.content, 2**20)
-    assert payload is not None
-    assert info["bytes"] == len(payload)
-    sent = unpack_parameters(payload)
-    assert (sent.round, sent.header) == (1, training.header())
-    assert sent.tensors.keys() == training.model.keys()

@@ -38,14 +38,9 @@ from tests.registry import sent_numbers
 from tests.strategies.interrupted import interrupted
 
 SMALL: dict[str, Any] = {
-    "method": "dpcvae",
-    "dpcvae.rounds": 4,
-    "dpcvae.hidden": 0,
-    "dpcvae.local-epochs": 1,
-    "dpcvae.synthetic": 100,
-    "head.min-steps": 100,
-    "head.epochs": 1,
-}
+    "method": "dpcvae", "dpcvae.rounds": 4, "dpcvae.hidden": 0, "dpcvae.local-epochs": 1,
+    "dpcvae.synthetic": 100, "head.min-steps": 100, "head.epochs": 1,
+}  # fmt: skip
 PRIVATE: dict[str, Any] = {"epsilon": 20.0, "delta": 1e-5, "classes": "0,1,2,3,4,5,6,7,8,9"}
 
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedsurrogate.common.models.devices import stream
 from fedsurrogate.common.models.generators import COUNTS, SUMS, Generator
 from fedsurrogate.common.wire.generator_files import manifest_of, pack_generator
 from fedsurrogate.strategies.base.training import Training
 from fedsurrogate.strategies.dpcvae import (
-    GeneratorSource,
     absorb_total,
 )
 from fedsurrogate.strategies.pooling.site_weights import Total
@@ -28,18 +26,6 @@ def training() -> Training:
     absorb_total(Total(made.header(), {COUNTS: counts, SUMS: sums}), made, ["s0"])
     made.asked = 4
     return made
-
-
-@pytest.mark.parametrize(("limit", "each"), [(1, 1), (3, 1), (5, 1), (6, 2), (31, 10)])
-def test_points_of_a_figure_are_as_many_of_each_class(
-    training: Training, limit: int, each: int
-) -> None:
-    generator = Generator(training.header(), training.config, training.model)
-    features, labels = GeneratorSource(generator).sample(11, limit)
-    assert torch.bincount(labels, minlength=3).tolist() == [each] * 3
-    assert torch.equal(features, generator.draw(labels, stream(11, "picture")))
-    other, _ = GeneratorSource(generator).sample(12, limit)
-    assert not torch.equal(features, other)
 
 
 def test_without_a_number_of_rounds_a_generator_has_cost_all_of_them() -> None:

@@ -62,14 +62,6 @@ def walked(*sets: Synthetic, memory: Tensors = NOTHING, **changes: Any) -> Simpl
     return SimpleNamespace(**vars(found), model=training.model, memory=training.memory)
 
 
-def test_the_learning_rate_falls_with_the_root_of_the_round_or_as_a_cosine() -> None:
-    assert [
-        FedLAPSettings(learning_rate=0.6).rate(number, 9) for number in (1, 4, 9)
-    ] == pytest.approx([0.6, 0.3, 0.2])
-    cosine = FedLAPSettings(learning_rate=0.6, cosine=True, rounds=9)
-    assert [cosine.rate(number, 4) for number in (1, 3)] == pytest.approx([0.6, 0.3])
-
-
 def test_one_site_equals_training_on_its_synthetic_set() -> None:
     ours = walked(synthetic())
     module = convnet(64, 3, 4)
@@ -123,23 +115,6 @@ def test_images_of_the_round_before_count_as_much_as_those_of_this_round() -> No
     )
     alone = walked(synthetic("b"))
     assert any(not torch.allclose(alone.model[n], t, atol=1e-4) for n, t in together.model.items())
-
-
-def test_by_default_images_are_remembered_without_privacy_only() -> None:
-    default = FedLAPSettings()
-    usual, chosen = default.remembered(private=False), FedLAPSettings(memory=0.2)
-    assert (usual, default.remembered(private=True)) == (0.33, 0.0)
-    assert chosen.remembered(private=True) == chosen.remembered(private=False) == 0.2
-    for epsilon in (0.0, 8.0):
-        update = {
-            "epsilon": epsilon,
-            "fedlap": SETTINGS.model_copy(update={"memory": default.memory}),
-        }
-        run = parse_run({"method": "fedlap"})
-        config = replace(run, settings=run.settings.model_copy(update=update))
-        training = Training(config, CLASSES, "f", 64, model(), NOTHING)
-        learn(training, [synthetic("a")])
-        assert bool(training.memory) == (not epsilon)
 
 
 @pytest.mark.parametrize(
@@ -202,3 +177,20 @@ def test_what_is_learned_is_what_the_sites_get(kind: str) -> None:
     wanted = torch.func.functional_call(body, dict(training.model), (values,))
     assert torch.allclose(training.classifier().scores(module_input), wanted, atol=1e-5)
     assert LandscapeRecords.evenly(values, torch.zeros(7)).weights.sum() == pytest.approx(1)
+
+
+def test_by_default_images_are_remembered_without_privacy_only() -> None:
+    default = FedLAPSettings()
+    usual, chosen = default.remembered(private=False), FedLAPSettings(memory=0.2)
+    assert (usual, default.remembered(private=True)) == (0.33, 0.0)
+    assert chosen.remembered(private=True) == chosen.remembered(private=False) == 0.2
+    for epsilon in (0.0, 8.0):
+        update = {
+            "epsilon": epsilon,
+            "fedlap": SETTINGS.model_copy(update={"memory": default.memory}),
+        }
+        run = parse_run({"method": "fedlap"})
+        config = replace(run, settings=run.settings.model_copy(update=update))
+        training = Training(config, CLASSES, "f", 64, model(), NOTHING)
+        learn(training, [synthetic("a")])
+        assert bool(training.memory) == (not epsilon)

@@ -34,16 +34,10 @@ from tests.grid import (
 from tests.strategies.interrupted import interrupted
 
 SMALL: dict[str, Any] = {
-    "method": "fedlap",
-    "image-size": 16,
-    "partition": "classes",
-    "classes-per-site": 5,
-    "fedlap.width": 8,
-    "fedlap.images-per-class": 2,
-    "fedlap.image-steps": 40,
-    "fedlap.server-steps": 40,
-    "fedlap.rounds": 2,
-}
+    "method": "fedlap", "image-size": 16, "partition": "classes", "classes-per-site": 5,
+    "fedlap.width": 8, "fedlap.images-per-class": 2, "fedlap.image-steps": 40,
+    "fedlap.server-steps": 40, "fedlap.rounds": 2,
+}  # fmt: skip
 # For runs that need not learn.
 LITTLE = SMALL | {"fedlap.image-steps": 4, "fedlap.server-steps": 4}
 PRIVATE: dict[str, Any] = {"epsilon": 50.0, "delta": 1e-5, "classes": "0,1,2,3,4,5,6,7,8,9"}

@@ -164,16 +164,3 @@ def test_a_site_may_send_less_and_is_pooled_with_whole_covariances(defence: str)
         test = site_data(12, "t", 99)
         right, tested = learned.head.accuracy(test.features, ("a", "b"), test.labels)
         assert right / tested > 0.85
-
-
-@pytest.mark.parametrize("family", ["spherical", "diag", "lowrank", "gram"])
-def test_a_run_says_what_its_covariance_cannot_model(family: str) -> None:
-    """Before the start, and in the result; what it may lose is measured in benchmarks."""
-    run = parse_run({"fedpft.covariance": family})
-    thin = family in ("spherical", "diag")
-    assert ("ensemble of heads" in explained(run.settings, 12)) == thin
-    made = [make_surrogate(site_data(12, f"s{row}", row), run).surrogate for row in range(3)]
-    reason = learn(made, run, "cpu").reason
-    assert ("ensemble of heads" in reason) == thin
-    private = parse_run(BUDGET | {"fedpft.covariance": family})
-    assert "ensemble of heads" not in explained(private.settings, 12)

@@ -337,15 +337,9 @@ ONE_SUM: dict[str, Any] = {
 }
 # What a logistic head has too.
 EITHER: dict[str, Any] = {
-    "fedpft.clip": 2.0,
-    "features.projection": "",
-    "features.dimensions": 20,
-    "features.records": 500,
-    "colluding": 0.0,
-    "sites": 7,
-    "seed": 3,
-    "head.shrinkage": 0.1,
-}
+    "fedpft.clip": 2.0, "features.projection": "", "features.dimensions": 20,
+    "features.records": 500, "colluding": 0.0, "sites": 7, "seed": 3, "head.shrinkage": 0.1,
+}  # fmt: skip
 
 
 @given(

@@ -225,14 +225,10 @@ def test_a_stored_run_of_an_earlier_version_is_learned_from_as_it_was_sent(
 
 # Settings by how sums travel, and least accuracies where classes differ in level and in scale.
 WAYS: dict[str, tuple[dict[str, Any], float, float]] = {
-    "one secure aggregation": (
-        {"secure_aggregation": True, "fedpft__covariance": "gram"},
-        0.65,
-        0.6,
-    ),
+    "one secure aggregation": ({"secure_aggregation": True, "fedpft__covariance": "gram"}, 0.65, 0.6),
     "rounds of secure aggregation": ({"secure_aggregation": True}, 0.9, 0.75),
     "rounds of messages": ({"head__solver": "logistic"}, 0.9, 0.7),
-}
+}  # fmt: skip
 
 
 # A scale is seen by the same map as a level; the slowest way, which takes minutes, sees one of them.

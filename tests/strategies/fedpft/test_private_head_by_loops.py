@@ -19,7 +19,6 @@ from fedsurrogate.common.surrogates.covariances import LowRank
 from fedsurrogate.common.surrogates.surrogates import Header, SumsSurrogate
 from fedsurrogate.strategies.fedpft.private_head import (
     _diagonal,
-    _gaussians,
     _spiked,
     discriminant,
     least_squares,
@@ -226,22 +225,3 @@ def test_the_covariance_within_is_the_second_moment_less_means_and_noise(
     )
     plain = observed_within(surrogates, found, "spherical", rank).covariance
     assert plain.variances.tolist() == pytest.approx([max(1 - explained, 1e-3) / D] * D)
-
-
-@few
-@given(SEEDS, st.lists(st.integers(0, 2), min_size=3, max_size=6))
-def test_the_gaussians_of_a_head_have_its_components_in_the_order_of_classes(
-    seed: int, labels: list[int]
-) -> None:
-    labels = [0, 1, 2, *labels][::-1]
-    found = components_of(seed, labels, 3)
-    table = _gaussians(found, covariance_of(seed, 1)[0])
-    order = sorted(range(len(labels)), key=lambda at: labels[at])
-    assert table.labels.tolist() == sorted(labels)
-    records = found.records.tolist()
-    totals = [sum(r for r, own in zip(records, labels, strict=True) if own == c) for c in range(3)]
-    assert table.counts.tolist() == [max(1, round(total)) for total in totals]
-    assert table.weights.tolist() == pytest.approx(
-        [records[at] / totals[labels[at]] for at in order]
-    )
-    np.testing.assert_allclose(table.means, found.means[order].float())

@@ -13,13 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsurrogate.common.errors import SurrogateError
-from fedsurrogate.common.models.classifiers import Head, Network
-from fedsurrogate.common.models.networks import body_of
+from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.models.parameters import Parameters, check_update
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire.records import INFO
 from fedsurrogate.strategies.base.outcome import Site
-from fedsurrogate.strategies.base.training import Training
 from fedsurrogate.strategies.fedavg import Representation, Updates
 from fedsurrogate.strategies.heads import Heads, average_head
 from tests.strategies.base.test_courses_of_a_run import Kept
@@ -119,20 +117,3 @@ def test_a_shared_body_is_judged_by_the_own_heads_of_all_sites(
         assert found == {"x": 1, "accuracy.model": pytest.approx(mean)}
     brief = {"brief": True, "bytes": 4}
     assert sent == [(at, brief, 3.0) for at in range(1, len(reports))]
-
-
-def test_the_model_of_a_shared_body_has_a_head_of_zeros() -> None:
-    strategy = Representation({"method": "fedrep", "classes": "a,b", "fedavg.model": "mlp"}, Kept())
-    training = Training.begin(strategy.config, ("a", "b"), "f", 5)
-    whole = dict(training.model)
-    training.model = body_of(whole)
-    model = strategy.classifier(training)
-    assert isinstance(model, Network)
-    assert model.tensors.keys() == whole.keys() != training.model.keys()
-    for name, tensor in model.tensors.items():
-        assert tensor.shape == whole[name].shape
-        if name in training.model:
-            assert torch.equal(tensor, training.model[name])
-        else:
-            assert not tensor.any()
-    assert (model.inputs, model.header) == (5, training.header())

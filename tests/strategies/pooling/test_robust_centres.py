@@ -73,15 +73,9 @@ def test_robust_pooling_gives_each_site_one_vote_whatever_it_claims() -> None:
         {"method": "kd", "defence": "median"},
         {"fedpft.topology": "chain", "defence": "harm"},
         {"method": "ensemble", "defence": "median"},
-        {
-            "fedpft.components": 2,
-            "epsilon": 1.0,
-            "delta": 1e-5,
-            "fedpft.covariance": "spherical",
-            "defence": "harm",
-        },
+        {"fedpft.components": 2, "epsilon": 1.0, "delta": 1e-5, "fedpft.covariance": "spherical", "defence": "harm"},
     ],
-)
+)  # fmt: skip
 def test_a_defence_that_is_not_defined_is_refused_with_what_is(
     flat: dict[str, str | float],
 ) -> None:

@@ -184,11 +184,7 @@ def test_capped_sums_are_read_as_they_were_made() -> None:
         ({"label-sets": SET_TEXT}, None, "own: .* their messages hold it"),
         (PRIVATE, "exact, because no label-sets", "shared: noise"),
         (PRIVATE | {"label-sets": SET_TEXT}, "capped, with less noise", "shared: noise"),
-        (
-            {"secure-aggregation": True, "label-sets": SET_TEXT, "colluding": 0.0},
-            None,
-            "one for each",
-        ),
+        ({"secure-aggregation": True, "label-sets": SET_TEXT, "colluding": 0.0}, None, "one for each"),
         (
             {"secure-aggregation": True, "label-sets": "x=a,b,c;y=a,b,c", "colluding": 0.0},
             None,
@@ -208,7 +204,7 @@ def test_capped_sums_are_read_as_they_were_made() -> None:
             "more than 4 moments",
         ),
     ],
-)
+)  # fmt: skip
 def test_a_run_says_which_code_and_moment_labels_have_and_why(
     more: dict[str, Scalar], code: str | None, moment: str | None
 ) -> None:

@@ -43,24 +43,12 @@ REFUSED: dict[type[Exception], list[tuple[Callable[[], object], str]]] = {
         (lambda: both(y, NUMBER, NUMBER | {"target_range": (0, 5)}), "here target-range = '0,4'"),
         (lambda: both(seen, TIME, TIME | {"bins": 2}), "here bins = 1"),
         (lambda: both(seen, TIME, TIME | {"horizon": 2.0}), "here horizon = 3.0"),
-        (
-            lambda: both(found, LABELS, LABELS | {"label_columns": "a,b"}),
-            "here label-columns = 'edema,mass'",
-        ),
-        (
-            lambda: fs.learn([fs.fit(x, y, **NUMBER), fs.fit(x, found, **LABELS)]),
-            "here label-columns = ''",
-        ),
+        (lambda: both(found, LABELS, LABELS | {"label_columns": "a,b"}), "here label-columns = 'edema,mass'"),
+        (lambda: fs.learn([fs.fit(x, y, **NUMBER), fs.fit(x, found, **LABELS)]), "here label-columns = ''"),
     ],
     DataError: [
-        (
-            lambda: fs.fit(x, put(y, 3, np.nan), **NUMBER),
-            "no value in 'value' of 'y', such as row 4",
-        ),
-        (
-            lambda: fs.fit(x, put(y, 3, np.inf), **NUMBER),
-            "not finite in 'value' of 'y', such as row 4",
-        ),
+        (lambda: fs.fit(x, put(y, 3, np.nan), **NUMBER), "no value in 'value' of 'y', such as row 4"),
+        (lambda: fs.fit(x, put(y, 3, np.inf), **NUMBER), "not finite in 'value' of 'y', such as row 4"),
         (
             lambda: fs.fit(x, put(found, (2, 0), 2), **LABELS),
             "not 1, 0 or empty in 'edema', 'mass' of 'y', such as row 3",
@@ -70,24 +58,15 @@ REFUSED: dict[type[Exception], list[tuple[Callable[[], object], str]]] = {
             lambda: fs.fit(x, put(seen, (2, 0), -1), **TIME),
             "negative or infinite in 'time', 'event' of 'y', such as row 3",
         ),
-        (
-            lambda: fs.fit(x, put(seen, (2, 1), 2), **TIME),
-            "not 1 or 0 in 'time', 'event' of 'y', such as row 3",
-        ),
-        (
-            lambda: fs.fit(x, y, bags=np.arange(60) // 2, **NUMBER),
-            "images with different targets.*such as bag '0'",
-        ),
+        (lambda: fs.fit(x, put(seen, (2, 1), 2), **TIME), "not 1 or 0 in 'time', 'event' of 'y', such as row 3"),
+        (lambda: fs.fit(x, y, bags=np.arange(60) // 2, **NUMBER), "images with different targets.*such as bag '0'"),
     ],
     ConfigError: [
         (lambda: fs.fit(x, y, task="regression", epsilon=1.0, delta=1e-5), "needs target-range"),
         (lambda: fs.fit(x, y, task="regression", target_range=(4, 4)), "must be below the second"),
         (lambda: fs.fit(x, seen, task="survival"), "needs horizon"),
         (lambda: fs.fit(x, seen, **TIME, time_column="t", event_column="e"), "needs time-unit"),
-        (
-            lambda: parse_run({"task": "survival", "horizon": 3.0, "entry-column": "start"}),
-            "entry-column",
-        ),
+        (lambda: parse_run({"task": "survival", "horizon": 3.0, "entry-column": "start"}), "entry-column"),
     ],
     RunError: [
         (lambda: fs.learn([fs.fit(x, np.full(60, 2.0), **NUMBER)]), "so it does not vary"),
@@ -96,7 +75,7 @@ REFUSED: dict[type[Exception], list[tuple[Callable[[], object], str]]] = {
             "0 events before the horizon",
         ),
     ],
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(

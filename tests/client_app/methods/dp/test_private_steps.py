@@ -310,32 +310,6 @@ def test_steps_add_up_and_facts_are_of_what_was_drawn(
     assert facts["signal-to-noise-gradients"] == pytest.approx(sum(signal) / STEPS, rel=1e-4)
 
 
-@settings(max_examples=16, deadline=None)
-@given(
-    st.sampled_from(sorted(NETWORKS)),
-    st.sampled_from([1e-3, 0.5, 1e3]),
-    st.sets(st.integers(0, RECORDS_TRAINING - 1)),
-    st.lists(
-        st.sampled_from([0.125, 0.5, 1.0]), min_size=RECORDS_TRAINING, max_size=RECORDS_TRAINING
-    ),
-)
-def test_the_clipped_sum_has_the_gradients_by_parameter(
-    name: str, clip: float, rows: set[int], weights: list[float]
-) -> None:
-    module, kept = network_training(name), sorted(rows)
-    wanted = torch.zeros(len(flat(module)), dtype=torch.float64)
-    for row in kept:
-        wanted += clipped(module, row, clip) * weights[row]
-    own = torch.tensor([weights[row] for row in kept], dtype=torch.float64)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        found = clipped_gradients(module, X_TRAINING[kept], Y_TRAINING[kept], clip, weights=own)
-    assert list(found) == [parameter for parameter, _ in module.named_parameters()]
-    # The grid of the sum is as fine as the clip asks for.
-    whole = torch.cat([part.flatten() for part in found.values()])
-    torch.testing.assert_close(whole, wanted, rtol=0, atol=RECORDS_TRAINING * GRID * clip)
-
-
 def one_by_one_clipping(
     modules: nn.ModuleList, losses: Any, count: int, clip: float
 ) -> tuple[dict[str, Tensor], Tensor]:

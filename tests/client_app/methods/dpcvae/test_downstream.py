@@ -116,21 +116,6 @@ def test_too_few_records_to_split_are_refused() -> None:
         mix(clouds(2), fixed(torch.zeros(3)), QUICK, 0, 0.2)
 
 
-def test_coarser_labels_take_every_class_once() -> None:
-    names, group = grouped("animal=cat, dog; vehicle=car", ("car", "cat", "dog"))
-    assert names == ("animal", "vehicle")
-    assert group.tolist() == [1, 0, 0]
-    for wrong, message in (
-        ("animal=cat", "in no group"),
-        ("animal=cat,dog; vehicle=car,cat", "'cat' is unknown or in two groups"),
-        ("animal=cat,dog; vehicle=bus", "'bus' is unknown"),
-        ("animal", "name=class,class"),
-        ("animal=cat,dog; animal=car", "name=class,class"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            grouped(wrong, ("car", "cat", "dog"))
-
-
 def test_the_out_of_distribution_score_is_the_distance_of_mahalanobis_to_the_nearest_class() -> (
     None
 ):
@@ -153,21 +138,6 @@ def test_the_out_of_distribution_score_is_the_distance_of_mahalanobis_to_the_nea
     far = torch.zeros(5, 6)
     far[:, 5] = -1
     assert ranks_above(out_of_distribution(known, asked), out_of_distribution(known, far)) == 1.0
-
-
-def test_distances_are_zero_between_equals_and_grow_as_sets_part() -> None:
-    here = clouds(400).features
-    again = fidelity(here, clouds(400, 1).features, 0)
-    assert fidelity(here, here, 0)["sinkhorn"] < 0.3 * again["sinkhorn"]
-    moved = torch.nn.functional.normalize(here + 0.5 * torch.eye(6)[3], dim=1)
-    apart = fidelity(here, moved, 0)
-    assert apart["sliced"] > 2 * again["sliced"]
-    assert apart["sinkhorn"] > again["sinkhorn"]
-    # Two single points: both distances are known.
-    one, other = torch.tensor([[1.0, 0, 0, 0]] * 3), torch.tensor([[0, 1.0, 0, 0]] * 3)
-    found = fidelity(one, other, 0)
-    assert found["sinkhorn"] == pytest.approx(2**0.5, rel=1e-3)
-    assert found["sliced"] == pytest.approx((2 / 4) ** 0.5, rel=0.15)
 
 
 @pytest.fixture
@@ -228,44 +198,17 @@ def test_from_a_generator_to_a_classifier_one_command_each(
         assert "test records" in shown.output
 
 
-def test_a_set_can_have_the_federations_own_mix_of_classes(
-    tmp_path: Path, generator_file: Path
-) -> None:
-    reported = call("synthesize", f"{tmp_path} --total 40 --out {tmp_path}/s --json")
-    assert json.loads(reported.stdout)["records"] == 40
-    assert torch.bincount(load_file(tmp_path / "s")["y"]).tolist() == [2] * 9 + [22]
-    assert generator_file.exists()
-
-
-def test_a_run_is_found_by_its_number_with_the_settings_of_a_container(
-    tmp_path: Path, generator_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "generators").mkdir()
-    generator_file.rename(tmp_path / "generators" / "77-north.safetensors")
-    monkeypatch.setenv(
-        "FEDSURROGATE_NODE_CONFIG", f"site='north' data='digits' state-dir='{tmp_path}'"
-    )
-    for run in ("latest", "77"):
-        made = call("synthesize", f"{run} --per-class 2 --out {tmp_path}/{run}.safetensors")
-        assert made.exit_code == 0, made.exception
-        assert load_file(tmp_path / f"{run}.safetensors")["x"].shape == (20, 64)
-
-
 @pytest.mark.parametrize(
     ("command", "line", "message"),
     [
         ("synthesize", "{g} --out x", "either --per-class"),
         ("synthesize", "{g} --per-class 1 --total 2 --out x", "either --per-class"),
         ("synthesize", "nowhere --per-class 1 --out x", "neither a run folder nor a file"),
-        (
-            "synthesize",
-            "latest --per-class 1 --out x --node-config \"state-dir='{d}'\"",
-            "it has: none",
-        ),
+        ("synthesize", "latest --per-class 1 --out x --node-config \"state-dir='{d}'\"", "it has: none"),
         ("synthesize", "{d}/cache --per-class 1 --out x", "has no generator.safetensors"),
         ("classify", "{g} --node-config \"data='digits'\"", "not a synthetic embeddings"),
     ],
-)
+)  # fmt: skip
 def test_mistakes_are_reported_in_one_line(
     tmp_path: Path, generator_file: Path, command: str, line: str, message: str
 ) -> None:
@@ -420,3 +363,27 @@ def test_distances_are_of_five_hundred_embeddings_along_two_hundred_directions(
     squares = ((one[:, None] - other[None]) ** 2).sum(2)
     assert blur == pytest.approx(squares.mean() / 40, rel=1e-9)
     assert named["numIterMax"] == 200
+
+
+def test_coarser_labels_take_every_class_once() -> None:
+    names, group = grouped("animal=cat, dog; vehicle=car", ("car", "cat", "dog"))
+    assert names == ("animal", "vehicle")
+    assert group.tolist() == [1, 0, 0]
+    for wrong, message in (
+        ("animal=cat", "in no group"),
+        ("animal=cat,dog; vehicle=car,cat", "'cat' is unknown or in two groups"),
+        ("animal=cat,dog; vehicle=bus", "'bus' is unknown"),
+        ("animal", "name=class,class"),
+        ("animal=cat,dog; animal=car", "name=class,class"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            grouped(wrong, ("car", "cat", "dog"))
+
+
+def test_a_set_can_have_the_federations_own_mix_of_classes(
+    tmp_path: Path, generator_file: Path
+) -> None:
+    reported = call("synthesize", f"{tmp_path} --total 40 --out {tmp_path}/s --json")
+    assert json.loads(reported.stdout)["records"] == 40
+    assert torch.bincount(load_file(tmp_path / "s")["y"]).tolist() == [2] * 9 + [22]
+    assert generator_file.exists()

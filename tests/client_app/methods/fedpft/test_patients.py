@@ -3,7 +3,6 @@ total weight one.
 """
 
 import io
-from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,10 +12,8 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from fedsurrogate.client_app.datasets.dataset import DataSource, load
 from fedsurrogate.client_app.datasets.partition import share
-from fedsurrogate.client_app.features.extraction import Features
-from fedsurrogate.client_app.features.site_features import load_site, usable
+from fedsurrogate.client_app.features.site_features import load_site
 from fedsurrogate.client_app.governance.policy import policy_of
 from fedsurrogate.client_app.methods.job import Job
 from fedsurrogate.client_app.node_config import NodeConfig
@@ -43,40 +40,6 @@ def parquet(folder: Path, patients: list[object]) -> Path:
     )
     pq.write_table(table, folder / "x.parquet")
     return folder
-
-
-@pytest.mark.parametrize(
-    "gap", [[1, None, 2], [1.0, float("nan"), 2.0], ["a", "", "b"], ["a", " ", "b"]]
-)
-def test_a_gap_is_a_gap_however_it_is_written(tmp_path: Path, gap: list[object]) -> None:
-    with pytest.raises(
-        DataError,
-        match=r"1 of 3 records have no patient ID \(patient-column = 'who'\), such as row 2",
-    ):
-        load(DataSource("parquet", str(parquet(tmp_path, gap)), patient_column="who"), 0)
-
-
-def test_patients_may_be_numbers_and_change_nothing_about_the_cache_key(tmp_path: Path) -> None:
-    for source, column in (
-        (DataSource("parquet", str(parquet(tmp_path, [12, 7, 12]))), "who"),
-        (
-            DataSource("safetensors", str(safetensors(tmp_path, torch.tensor([12, 7, 12])))),
-            "patient",
-        ),
-    ):
-        reported, unnamed = load(replace(source, patient_column=column), 0), load(source, 0)
-        assert (reported.patients, unnamed.patients) == (("12", "7", "12"), None)
-        assert reported.key == unnamed.key
-
-
-def test_patients_stay_with_their_records_where_some_are_left_out(tmp_path: Path) -> None:
-    folder = safetensors(tmp_path, torch.tensor([10, 11, 12, 13]))
-    dataset = load(
-        DataSource("safetensors", str(folder), classes=("1",), patient_column="patient"), 0
-    )
-    assert dataset.patients == ("11", "13")
-    broken = Features(torch.zeros(2, 3), torch.tensor([False, True]), "f", 0.0, False)
-    assert usable(dataset, broken, torch.tensor([0, 1])).units == ("13",)
 
 
 def test_a_hospital_names_its_own_patient_column_and_a_simulation_the_runs(tmp_path: Path) -> None:
