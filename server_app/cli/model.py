@@ -111,8 +111,8 @@ def evaluate(
             "simulation"
         )
     for site, each in result.get("per_site", {}).items():
-        console.print(f"at site {site}: accuracy {_shown(each)}", soft_wrap=True)
-    console.print(str(folder), soft_wrap=True)
+        console.print(f"at site {site}: accuracy {_shown(each)}")
+    console.print(str(folder))
 
 
 def survey(
@@ -243,9 +243,9 @@ def survey(
         console.print(
             f"a run at epsilon {epsilon_of_run} could reach an accuracy of about {accuracy:.0%}"
         )
-    console.print(result["estimate"]["how"], soft_wrap=True)
+    console.print(result["estimate"]["how"])
     _print_images(folder)
-    console.print(str(folder), soft_wrap=True)
+    console.print(str(folder))
 
 
 def _run(settings: Mapping[str, Scalar], sites: int, control: str, authority: Path | None) -> Path:
@@ -262,7 +262,7 @@ def _run(settings: Mapping[str, Scalar], sites: int, control: str, authority: Pa
     config, output_console, progress = parse_run(settings), stderr_console(), Progress()
 
     def show(event: dict[str, Any]) -> None:
-        output_console.print(progress.line(event), soft_wrap=True)
+        output_console.print(progress.line(event))
 
     output = Path(config.settings.output_dir).expanduser().absolute()
     settings = {**settings, "output-dir": str(output)}
@@ -291,9 +291,9 @@ def _print_counts(folder: Path) -> None:
             table.add_row(*row)
         console.print(table)
         for sentence in (view.title + ".", *view.words):
-            console.print(sentence, soft_wrap=True)
+            console.print(sentence)
     _print_images(folder)
-    console.print(str(folder), soft_wrap=True)
+    console.print(str(folder))
 
 
 def _print_images(folder: Path) -> None:
@@ -306,8 +306,8 @@ def _print_images(folder: Path) -> None:
         "no site is warned of: none has images that are turned, inverted or empty, beyond the noise"
     )
     for sentence in (*(view.warnings or [nothing]), *view.words[1:]):
-        console.print(sentence, soft_wrap=True)
-    console.print("the images at each site are in report.html", soft_wrap=True)
+        console.print(sentence)
+    console.print("the images at each site are in report.html")
 
 
 def _result(folder: Path, kind: str) -> dict[str, Any]:
@@ -393,8 +393,8 @@ def export(
         console.print(f"largest difference of an answer: {apart:.2g}")
         card = file.with_name(f"{file.name}.md")
         card.write_text(model_card(model, run, graph.preprocessing), encoding="utf-8")
-        console.print(str(card), soft_wrap=True)
-    console.print(str(file), soft_wrap=True)
+        console.print(str(card))
+    console.print(str(file))
 
 
 def _weights(run: Path) -> str:

@@ -95,7 +95,7 @@ def log(
         from ..monitoring.mlflow_runs import Place, log_to_mlflow
 
         for run in log_to_mlflow(what, Place(store, experiment)):
-            console.print(run, soft_wrap=True)
+            console.print(run)
         return
     from fedsurrogate.common.metrics_page import MachineCollector, is_loopback
 
@@ -105,13 +105,13 @@ def log(
     more += _of_superlink(superlink)
     host, port = host_and_port(listen)
     with serve(what, host, port, SHOWN_RUNS, exposed, more) as url:
-        console.print(f"{url} reports the runs in {what}; Ctrl-C ends it", soft_wrap=True)
+        console.print(f"{url} reports the runs in {what}; Ctrl-C ends it")
         if not is_loopback(host):
             warning = (
                 "other machines can read site names and run states: allow only your "
                 "monitoring to reach this port"
             )
-            stderr_console().print(f"warning: {warning}", style="yellow", soft_wrap=True)
+            stderr_console().print(f"warning: {warning}", style="yellow")
         wait_for_interrupt()
 
 
@@ -191,7 +191,7 @@ def sweep(
         return simulate_here(sites, flat(varied), lambda event: None, report=False)
 
     def show(line: str) -> None:
-        progress.print(line, soft_wrap=True)
+        progress.print(line)
 
     output = Path(str(fixed.get("output-dir", "runs"))).expanduser().absolute()
     file = sweep_file(output) if resume is None else resume.absolute()
@@ -207,22 +207,18 @@ def sweep(
         draw_sweep(summaries).savefig(picture, dpi=150)
     else:
         # The rows of runs that may have taken hours must not be lost for their picture.
-        progress.print(
-            f"warning: {missing('matplotlib', 'the plot')}", style="yellow", soft_wrap=True
-        )
+        progress.print(f"warning: {missing('matplotlib', 'the plot')}", style="yellow")
     if as_json:
         typer.echo(json.dumps([trial.row() for trial in finished], indent=2))
     else:
         console.print(_table(summaries))
-        console.print(f"rows {file}" + (f"\nplot {picture}" if drawn else ""), soft_wrap=True)
+        console.print(f"rows {file}" + (f"\nplot {picture}" if drawn else ""))
     if interrupted:
-        progress.print(f"interrupted; --resume '{file}' goes on", style="yellow", soft_wrap=True)
+        progress.print(f"interrupted; --resume '{file}' goes on", style="yellow")
         raise typer.Exit(130)
     if failed := sum(bool(trial.error) for trial in finished):
         progress.print(
-            f"{failed} of {len(finished)} runs failed; the lines above say why",
-            style="red",
-            soft_wrap=True,
+            f"{failed} of {len(finished)} runs failed; the lines above say why", style="red"
         )
         raise typer.Exit(1)
 
