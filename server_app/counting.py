@@ -380,13 +380,3 @@ def _named(classes: tuple[str, ...]) -> dict[str, Scalar]:
     if any("," in name for name in classes):
         raise ConfigError("a class name with a comma cannot be in the settings of a run")
     return {"classes": ",".join(classes)}
-
-
-def rows_of(result: Mapping[str, object]) -> list[tuple[str, dict[str, object]]]:
-    """The classes of a result with their metrics, for tables."""
-    classes = result.get("classes")
-    return (
-        [(str(name), dict(each)) for name, each in classes.items()]
-        if isinstance(classes, dict)
-        else []
-    )

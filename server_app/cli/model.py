@@ -86,33 +86,7 @@ def evaluate(
     if as_json:
         print(json.dumps(result | {"folder": str(folder)}, indent=2))
         return
-    if "outputs" in result:
-        _print_counts(folder)
-        return
-    from rich.table import Table
-
-    from ..counting import rows_of
-
-    table = Table(
-        "class", "records", "sensitivity", "specificity", "AUROC", caption="with 95 % intervals"
-    )
-    for name, row in rows_of(result):
-        records: Any = row["records"]
-        rates = (_shown(row[key]) for key in ("sensitivity", "specificity", "auroc"))
-        table.add_row(name, f"{records['value']:.0f}", *rates)
-    console.print(table)
-    console.print(f"accuracy {_shown(result['accuracy'])}, at {result['sites']} sites")
-    console.print(f"balanced accuracy {_shown(result['balanced_accuracy'])}")
-    if result["without_records"]:
-        console.print(f"undefined, without a record: {', '.join(result['without_records'])}")
-    if "exact" in result:
-        console.print(
-            f"exact accuracy {_shown(result['exact']['accuracy'])}, known because this is a "
-            "simulation"
-        )
-    for site, each in result.get("per_site", {}).items():
-        console.print(f"at site {site}: accuracy {_shown(each)}")
-    console.print(str(folder))
+    _print_counts(folder)
 
 
 def survey(
@@ -227,25 +201,7 @@ def survey(
     if as_json:
         print(json.dumps(result | {"folder": str(folder)}, indent=2))
         return
-    from rich.table import Table
-
-    sites = result.get("per_site", {})
-    table = Table(
-        "class", "records", *(f"site {name}" for name in sites), caption="with 95 % intervals"
-    )
-    for index, (name, row) in enumerate(result["classes"].items()):
-        at_sites = (str(counts[index]) for counts in sites.values())
-        table.add_row(
-            name, f"{row['value']:.0f} ({row['low']:.0f} to {row['high']:.0f})", *at_sites
-        )
-    console.print(table)
-    for epsilon_of_run, accuracy in result["estimate"]["accuracy"].items():
-        console.print(
-            f"a run at epsilon {epsilon_of_run} could reach an accuracy of about {accuracy:.0%}"
-        )
-    console.print(result["estimate"]["how"])
-    _print_images(folder)
-    console.print(str(folder))
+    _print_counts(folder)
 
 
 def _run(settings: Mapping[str, Scalar], sites: int, control: str, authority: Path | None) -> Path:
@@ -280,7 +236,7 @@ def _run(settings: Mapping[str, Scalar], sites: int, control: str, authority: Pa
 
 
 def _print_counts(folder: Path) -> None:
-    """Print the tables of a run that counted about another target than classes."""
+    """Print the tables of a run that counted."""
     from rich.table import Table
 
     from ..report.counts_view import counts_views
@@ -313,13 +269,6 @@ def _print_images(folder: Path) -> None:
 def _result(folder: Path, kind: str) -> dict[str, Any]:
     content: dict[str, Any] = json.loads((folder / f"{kind}.json").read_text())
     return content
-
-
-def _shown(interval: Any) -> str:
-    """An interval in words."""
-    if interval["value"] is None:
-        return "hidden by the noise"
-    return f"{interval['value']:.3f} ({interval['low']:.3f} to {interval['high']:.3f})"
 
 
 class Format(StrEnum):

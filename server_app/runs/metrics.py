@@ -36,12 +36,10 @@ class MissingClasses:
         known: "exact": the sites' counts show it. "noisy": their noisy counts together are no more
             than noise, so records may be there. "unknown": no count of a single site or class was
             reported, as in secure aggregation.
-        bound: below which a noisy total is no more than noise; 0 for exact counts.
     """
 
     names: tuple[str, ...] = ()
     known: Literal["exact", "noisy", "unknown"] = "unknown"
-    bound: float = 0.0
 
 
 def missing_classes(
@@ -80,7 +78,7 @@ def missing_classes(
         for name in wanted
         if totals and sum(max(0.0, each.get(name, 0.0)) for each in totals) <= bound
     )
-    return MissingClasses(names, known, bound)  # type: ignore[arg-type]
+    return MissingClasses(names, known)  # type: ignore[arg-type]
 
 
 # The card is red if at least this share of all records is missing.
