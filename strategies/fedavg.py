@@ -365,7 +365,7 @@ class Representation(Updates):
         """In a simulation, the mean accuracy of the sites' own models on the whole test split.
         Raises SurrogateError.
         """
-        used = [node for node, site in self.outcome.sites.items() if site.fate == "used"]
+        used = self.outcome.used
         info, payload = super()._judged(grid, deadline, values), self._payload()
         rest = [
             Message(to_record(payload, {"brief": True, "bytes": len(payload)}), node, COMPARE)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from torch import Tensor
 
@@ -21,7 +21,7 @@ from fedsurrogate.common.run import Run
 from fedsurrogate.common.surrogates.class_sums import Sums, lengths
 from fedsurrogate.common.surrogates.surrogates import Header, class_order
 from fedsurrogate.common.wire.model_proto import unpack_parameters
-from fedsurrogate.common.wire.records import to_record
+from fedsurrogate.common.wire.records import Info, to_record
 from fedsurrogate.common.wire.tensors import Expectation, check_header
 
 from .base.chain import Chain, Walk
@@ -293,8 +293,8 @@ class Local(Federation):
         self._identified(grid)
         accuracy = self._judge(Collection(grid, self._broadcast(), self.deadline))
         if self._simulated():
-            nodes = [node for node, site in self.outcome.sites.items() if site.fate == "used"]
-            asked = [Message(to_record(None, {"brief": True}), node, COMPARE) for node in nodes]
+            brief = to_record(None, {"brief": True})
+            asked = [Message(brief, node, COMPARE) for node in self.outcome.used]
             accuracies = list(self._accuracies(Collection(grid, asked, self.deadline)))
             if accuracies:
                 self.outcome.accuracy["model"] = sum(accuracies) / len(accuracies)
@@ -338,13 +338,9 @@ class Local(Federation):
         for node in self.identify(grid, self.deadline).nodes.values():
             self.outcome.sites[node].fate, self.outcome.sites[node].reason = "used", ""
 
-    def _broadcast(self) -> Iterable[Message]:
-        """Requests without a payload for the used sites."""
-        used = [node for node, site in self.outcome.sites.items() if site.fate == "used"]
-        return [
-            self._message(MessageType.EVALUATE, node, to_record(None, {"run": self.config.digest}))
-            for node in used
-        ]
+    def _result(self) -> tuple[bytes | None, Info]:
+        """Nothing: each site evaluates its own head."""
+        return None, {"run": self.config.digest}
 
     def _accuracies(self, replies: Iterable[Message]) -> Iterable[float]:
         for reply in replies:

@@ -199,7 +199,7 @@ GAP = (
     "sums over a code in rounds are limited in size, not compared between sites: one hostile site can "
     "spoil the model; use max-share, or sites that you trust"
 )
-WHOLE = "fedsurrogate.strategies.targets.strategy:"
+IN_ROUNDS = "fedsurrogate.strategies.targets.residual_steps:"
 
 
 def coded_rounds_plan(settings: Settings, target: Target, course: Course, clip: float) -> Plan:
@@ -225,14 +225,13 @@ def coded_rounds_plan(settings: Settings, target: Target, course: Course, clip: 
         ),
         combination=Combination(
             site=MESSAGE,
-            strategy=WHOLE + "TargetRounds",
+            strategy=IN_ROUNDS + "TargetRounds",
             evaluate="fedsurrogate.client_app.methods.evaluation:received_target_model",
-            learn=course.steps,
             sums=each,
             first_sums=first or None,
             site_sums=course.site_sums,
-            from_sums=WHOLE + "absorb_total",
-            sum_strategy=WHOLE + "SummedTargetRounds",
+            from_sums=IN_ROUNDS + "absorb_total",
+            sum_strategy=IN_ROUNDS + "SummedTargetRounds",
         ),
         work=lambda classes, dimension: Work(
             passes=1, rounds=course.rounds, numbers=dimension * (dimension + classes)

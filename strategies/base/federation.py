@@ -254,13 +254,17 @@ class Federation(FlowerStrategy):
         return accuracy
 
     def _broadcast(self) -> Iterable[Message]:
-        """Messages with the head for every site whose surrogate was used."""
-        payload = self._payload()
-        info = self._signed() | {"bytes": len(payload)}
-        used = [node for node, site in self.outcome.sites.items() if site.fate == "used"]
+        """Messages with the result for every site whose surrogate was used."""
+        payload, info = self._result()
+        values = info if payload is None else info | {"bytes": len(payload)}
         return [
-            self._message(MessageType.EVALUATE, node, to_record(payload, info)) for node in used
+            self._message(MessageType.EVALUATE, node, to_record(payload, values))
+            for node in self.outcome.used
         ]
+
+    def _result(self) -> tuple[bytes | None, Info]:
+        """What sites evaluate: the payload, and values next to it."""
+        return self._payload(), self._signed()
 
     def _signed(self) -> Info:
         """What lets a site keep the model as a signed file. A model that cannot be signed is still
@@ -280,9 +284,7 @@ class Federation(FlowerStrategy):
         """Record each site's accuracy on its own test split; return the accuracy over all these
         splits together.
         """
-        silent = {
-            node: site.name for node, site in self.outcome.sites.items() if site.fate == "used"
-        }
+        silent = {node: self.outcome.sites[node].name for node in self.outcome.used}
         for node in silent:
             self.outcome.sites[node].correct = self.outcome.sites[node].tested = 0
         for reply in replies:
@@ -434,8 +436,8 @@ class Federation(FlowerStrategy):
 
     def _simulated(self) -> bool:
         """Whether the run is a simulation. All used sites must report so: one site alone could lie."""
-        used = [site for site in self.outcome.sites.values() if site.fate == "used"]
-        return bool(used) and all(site.simulated for site in used)
+        used = self.outcome.used
+        return bool(used) and all(self.outcome.sites[node].simulated for node in used)
 
     def _compare(self, grid: Grid, deadline: float) -> None:
         """In a simulation, ask one site to evaluate the model, and baselines if requested, on the
@@ -478,7 +480,7 @@ class Federation(FlowerStrategy):
         """One simulated site's evaluation of the model on the whole test split. Raises
         SurrogateError.
         """
-        node = next(node for node, site in self.outcome.sites.items() if site.fate == "used")
+        node = self.outcome.used[0]
         payload = self._payload()
         message = Message(to_record(payload, values | {"bytes": len(payload)}), node, COMPARE)
         for reply in Collection(grid, [message], deadline):

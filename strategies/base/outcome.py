@@ -485,6 +485,11 @@ class Outcome:
     earlier: Mechanism | None = None
 
     @property
+    def used(self) -> list[int]:
+        """The nodes of the used sites."""
+        return [node for node, site in self.sites.items() if site.fate == "used"]
+
+    @property
     def reasons(self) -> list[str]:
         """Why sites are not used."""
         return [site.reason for site in self.sites.values() if site.fate != "used"]

@@ -118,38 +118,6 @@ class CodedSums:
                     f"{expected} in torch.float64 is needed"
                 )
 
-    @classmethod
-    def around_zero(
-        cls,
-        code: Tensor,
-        sums: Tensor,
-        squares: Tensor,
-        counted: tuple[float, Tensor],
-        products: Tensor | None = None,
-        noise: Noise | None = None,
-    ) -> CodedSums:
-        """Sums whose second moment is around zero, as secure and private sums have it.
-
-        Args:
-            code: sum of t, (q,).
-            sums: sum of t z^T, (q, d).
-            squares: sum of z z^T, (d, d).
-            counted: the number of records, and the sum of z, (d,): zeros where the public mean
-                serves as the mean.
-            products: sum of u u^T, (r, r).
-            noise: of the sums.
-
-        Raises:
-            ValueError: without records.
-        """
-        records, total = counted
-        if not records > 0:
-            raise ValueError(f"coded sums of {records:g} records; more than none are needed")
-        mean = total / records
-        covariance = squares / records - torch.outer(mean, mean)
-        counts = torch.tensor([records], dtype=torch.float64)
-        return cls(code, sums, Statistics(counts, mean[None], covariance), products, noise)
-
     def __add__(self, other: CodedSums) -> CodedSums:
         """The sums of the records of both, in the same code."""
         if self.sums.shape != other.sums.shape:
@@ -261,6 +229,25 @@ class CodedSums:
         return each
 
 
+def moment_of(records: float, totals: Tensor, squares: Tensor) -> Statistics:
+    """The moment of all records as one class, from sums around zero.
+
+    Args:
+        records: their number.
+        totals: sum of z, (d,): zeros where the public mean serves as the mean.
+        squares: sum of z z^T, folded or (d, d).
+
+    Raises:
+        ValueError: without records.
+    """
+    if not records > 0:
+        raise ValueError(f"coded sums of {records:g} records; more than none are needed")
+    mean = totals / records
+    covariance = unfold(squares, len(mean)) / records - torch.outer(mean, mean)
+    counts = torch.tensor([records], dtype=torch.float64)
+    return Statistics(counts, mean[None], (covariance + covariance.T) / 2)
+
+
 def _without(moment: Statistics, part: Statistics) -> Statistics:
     """The moment of the records that stay, by the update of `sum_of` backwards."""
     stay = moment.records - part.records
@@ -347,8 +334,7 @@ def around_zero(
     """
     if target.blocks:
         return _of_blocks(tensors, target, rounding)
-    code, sums = tensors[CODE].double(), tensors[SUMS].double()
-    squares = unfold(tensors[SQUARES].double(), sums.shape[1])
+    code, sums, squares = (tensors[name].double() for name in (CODE, SUMS, SQUARES))
     if RECORDS in tensors:
         records, totals = float(tensors[RECORDS]), tensors[TOTALS].double()
     elif target.divides:
@@ -356,15 +342,11 @@ def around_zero(
     else:
         # The public mean stands for the mean, where a record may be in no row.
         totals = torch.zeros(sums.shape[1], dtype=torch.float64)
-        records = float(squares.trace()) if unit_norm else target.counted(code)
+        whole_squares = unfold(squares, sums.shape[1])
+        records = float(whole_squares.trace()) if unit_norm else target.counted(code)
     records = max(records, 1.0) if sigmas else records
-    if not records > 0:
-        raise ValueError("coded sums without records")
-    mean = totals / records
-    covariance = squares / records - torch.outer(mean, mean)
+    moment = moment_of(records, totals, squares)
     products = unfold(tensors[PRODUCTS].double(), len(code)) if PRODUCTS in tensors else None
-    counts = torch.tensor([records], dtype=torch.float64)
-    moment = Statistics(counts, mean[None], (covariance + covariance.T) / 2)
     changed = sum_rounding(rounding, sums.shape[1]) / records
     whole = CodedSums(code, sums, moment, products, rounding=changed)
     if RECORDS in tensors and not target.divides:
@@ -376,14 +358,9 @@ def _of_blocks(tensors: Tables, target: Target, rounding: float) -> CodedSums:
     """The exact sums of all sites, whose moments are apart by block."""
     groups = {}
     for at, known in enumerate(target.known_in_blocks()):
-        own = {name: tensors[name][at] for name in (TOTALS, SQUARES)}
-        if not (records := float(tensors[RECORDS][at])) > 0:
-            continue
-        mean = own[TOTALS].double() / records
-        squares = unfold(own[SQUARES].double(), len(mean))
-        covariance = squares / records - torch.outer(mean, mean)
-        counts = torch.tensor([records], dtype=torch.float64)
-        groups[known] = Statistics(counts, mean[None], (covariance + covariance.T) / 2)
+        totals, squares = (tensors[name][at].double() for name in (TOTALS, SQUARES))
+        if (records := float(tensors[RECORDS][at])) > 0:
+            groups[known] = moment_of(records, totals, squares)
     if not groups:
         raise ValueError("coded sums without records")
     moment = sum_of(list(groups.values()))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.models.devices import stream
-from fedsurrogate.common.models.generators import COUNTS, SUMS
+from fedsurrogate.common.models.generators import COUNTS, SUMS, Generator
 from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.surrogates import Header
@@ -26,7 +26,6 @@ from fedsurrogate.strategies.base.training import Training
 from fedsurrogate.strategies.dpcvae import (
     DPCVAE,
     FILE,
-    GeneratorSource,
     expected_shapes,
 )
 from fedsurrogate.strategies.pooling.site_weights import shares_kept
@@ -131,7 +130,7 @@ def test_a_generator_is_kept_and_sent_to_the_used_sites_alone() -> None:
     )
     assert list(recorder.surrogates) == [f"file {FILE}"]
     source = strategy.outcome.learned
-    assert isinstance(source, GeneratorSource)
+    assert isinstance(source, Generator)
     for limit, each in ((9, 3), (11, 3), (2, 1), (0, 1)):
         x, y = source.sample(4, limit)
         assert y.tolist() == [c for c in range(3) for _ in range(each)]

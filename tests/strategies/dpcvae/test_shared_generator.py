@@ -10,7 +10,6 @@ from fedsurrogate.common.models.generators import COUNTS, SUMS, Generator
 from fedsurrogate.common.wire.generator_files import manifest_of, pack_generator
 from fedsurrogate.strategies.base.training import Training
 from fedsurrogate.strategies.dpcvae import (
-    GeneratorSource,
     absorb_total,
 )
 from fedsurrogate.strategies.pooling.site_weights import Total
@@ -35,10 +34,10 @@ def test_points_of_a_figure_are_as_many_of_each_class(
     training: Training, limit: int, each: int
 ) -> None:
     generator = Generator(training.header(), training.config, training.model)
-    features, labels = GeneratorSource(generator).sample(11, limit)
+    features, labels = generator.sample(11, limit)
     assert torch.bincount(labels, minlength=3).tolist() == [each] * 3
     assert torch.equal(features, generator.draw(labels, stream(11, "picture")))
-    other, _ = GeneratorSource(generator).sample(12, limit)
+    other, _ = generator.sample(12, limit)
     assert not torch.equal(features, other)
 
 

@@ -88,7 +88,7 @@ def test_sums_of_sites_are_added_around_zero_with_their_shares(
 ) -> None:
     steps = ResidualSteps(parse_run(TIME))
     sites = [residuals(seed + at) for at in range(len(shares))]
-    found = steps.pooled([reply(**tensors) for tensors, _, _ in sites], shares)
+    found, sigmas, changed = steps.pooled([reply(**tensors) for tensors, _, _ in sites], shares)
     parts: dict[str, Any] = dict.fromkeys(("records", "totals", "code", "sums", "squares"), 0.0)
     rounding = 0.0
     for (tensors, x, code), share in zip(sites, shares, strict=True):
@@ -102,18 +102,20 @@ def test_sums_of_sites_are_added_around_zero_with_their_shares(
         rounding += (share * 2 * 2.0**-11 / math.sqrt(3) * longest) ** 2
         assert tensors["records"].tolist() == [20]
     for name, wanted in parts.items():
-        tensor = found.tensors[name]
+        tensor = found[name]
         torch.testing.assert_close(tensor, torch.as_tensor(wanted).double().reshape(tensor.shape))
-    assert found.rounding == pytest.approx(math.sqrt(rounding))
-    assert found.sigmas == {}
+    assert changed == pytest.approx(math.sqrt(rounding))
+    assert sigmas == {}
     private = parse_run(TIME | {"epsilon": 4.0, "delta": 1e-5})
     assert private.mechanism is not None
-    noisy = ResidualSteps(private).pooled([reply(code=torch.ones(9)) for _ in shares], shares)
+    noisy, sigmas, changed = ResidualSteps(private).pooled(
+        [reply(code=torch.ones(9)) for _ in shares], shares
+    )
     root = math.sqrt(sum(share**2 for share in shares))
-    assert noisy.sigmas == {
+    assert sigmas == {
         name: pytest.approx(sigma * root) for name, (sigma, _) in private.mechanism.noise.items()
     }
-    assert (noisy.rounding, noisy.tensors["code"].tolist()) == (
+    assert (changed, noisy["code"].tolist()) == (
         0.0,
         [pytest.approx(sum(shares))] * 9,
     )

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fedsurrogate.common.surrogates.class_sums import fold
 from fedsurrogate.strategies.closed_form.statistics import Statistics
-from fedsurrogate.strategies.targets.sums import CodedSums, Noise
+from fedsurrogate.strategies.targets.sums import CodedSums, Noise, moment_of
 from tests.coded import coded, noisy, number_sums
 
 
@@ -97,7 +98,7 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="60 of 60 records leave"):
         sums - sums
     with pytest.raises(ValueError, match="of 0 records"):
-        CodedSums.around_zero(sums.code, sums.sums, sums.covariance, (0.0, sums.mean))
+        moment_of(0.0, sums.mean, fold(sums.covariance))
     moment = sums.moment
     with pytest.raises(ValueError, match="code of shape"):
         CodedSums(sums.code.float(), sums.sums, moment)
