@@ -89,8 +89,7 @@ def unpack_surrogate(payload: bytes) -> AnySurrogate:
     Raises:
         SurrogateError: for bytes of no valid surrogate.
     """
-    message = pb.Surrogate()
-    parse(message, payload)
+    message = parse(pb.Surrogate, payload)
     header, classes = unpack_header(message.header), len(message.header.classes)
     claim = unpack_claim(message.claim) if message.HasField("claim") else None
     if message.HasField("sums"):
@@ -155,8 +154,7 @@ def unpack_public_mean(payload: bytes | None) -> Tensor | None:
     """
     if payload is None:
         return None
-    message = pb.Centre()
-    read_message(message, payload, "public mean")
+    message = read_message(pb.Centre, payload, "public mean")
     return unpack_centre(message)
 
 
