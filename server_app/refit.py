@@ -28,8 +28,8 @@ from fedsurrogate.common.wire.model_proto import (
 from fedsurrogate.common.wire.records import unpack_public_mean
 from fedsurrogate.strategies import stored_strategy
 from fedsurrogate.strategies.base.collection import Unrecorded
-from fedsurrogate.strategies.base.one_shot import CENTRE_FILE, Learned, OneShot, in_order
-from fedsurrogate.strategies.base.outcome import PointSource, Suspect
+from fedsurrogate.strategies.base.one_shot import CENTRE_FILE, OneShot, in_order
+from fedsurrogate.strategies.base.outcome import Learned, PointSource, Suspect
 
 from .runs.reader import read_payloads
 from .runs.state import read_json

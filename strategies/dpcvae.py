@@ -290,7 +290,7 @@ class SharedGenerator(Federation):
         self.recorder.keep(FILE, pack_generator(generator, rounds=training.asked))
         return head_of(generator, self.config.settings, self.device)
 
-    def _result(self) -> tuple[bytes | None, Info]:
+    def _evaluated_by_sites(self) -> tuple[bytes | None, Info]:
         """The generator, not the head: each site can use it for its own purposes."""
         return self._shared, {}
 

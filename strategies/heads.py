@@ -28,8 +28,8 @@ from .base.chain import Chain, Walk
 from .base.collection import Collection
 from .base.federation import COMPARE, Federation
 from .base.identifications import Group
-from .base.one_shot import Learned, OneShot
-from .base.outcome import Defended, Site, share_in
+from .base.one_shot import OneShot
+from .base.outcome import Defended, Learned, Site, share_in
 from .closed_form.statistics import Statistics, of_noisy_sums, of_sums, of_total, sum_of
 from .flower import check_no_settings
 from .pooling.class_means import moved_parameters
@@ -336,9 +336,9 @@ class Local(Federation):
         if self.outcome.sites:
             return
         for node in self.identify(grid, self.deadline).nodes.values():
-            self.outcome.sites[node].fate, self.outcome.sites[node].reason = "used", ""
+            self.outcome.sites[node].use()
 
-    def _result(self) -> tuple[bytes | None, Info]:
+    def _evaluated_by_sites(self) -> tuple[bytes | None, Info]:
         """Nothing: each site evaluates its own head."""
         return None, {"run": self.config.digest}
 

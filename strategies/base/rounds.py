@@ -24,7 +24,7 @@ from fedsurrogate.common.wire.records import Info, to_record
 from fedsurrogate.common.wire.tensors import Expectation, check_reply
 
 from ..flower import Settings, arrays_of, check_no_settings, metrics_of, tensors_like
-from .collection import Collection, Recorder, check_quorum, has_quorum
+from .collection import Collection, Recorder, has_quorum
 from .federation import Federation
 from .identifications import identification
 from .outcome import NO_REPLY, Defended, Suspect, seconds_in
@@ -282,19 +282,13 @@ class Rounds(Federation, Generic[R]):
         replies, silent = self._replies(training, asked, answers)
         silent |= mute
         try:
-            check_quorum(
-                len(replies),
-                len(asked) + len(mute),
-                self.config.settings.site_count,
-                self.config.settings.quorum,
-                reasons=self.outcome.reasons,
-            )
+            self._check_quorum(len(replies), len(asked) + len(mute))
         except RunError as error:
             if training.round and self._only_budgets_are_missing(asked, silent, len(replies)):
                 self._stop(f"round {number}: {error}, and sites' privacy budgets do not allow more")
                 for site in sites.values():
                     if site.name in training.confirmed:
-                        site.fate, site.reason = "used", ""
+                        site.use()
                 return None
             raise RunError(f"round {number}: {error}") from None
         # The order of arrival must not matter: floating-point sums depend on the order.
@@ -462,12 +456,8 @@ class Rounds(Federation, Generic[R]):
         except SurrogateError as error:
             self._reject(node, str(error), number)
             return None
-        site.fate, site.reason, site.simulated, site.claim = (
-            "used",
-            "",
-            info.get("simulated") is True,
-            read.claim,
-        )
+        site.use()
+        site.simulated, site.claim = info.get("simulated") is True, read.claim
         parts = {name: seconds for name in PARTS if (seconds := seconds_in(info, name)) is not None}
         site.records = self.records(read) or site.records
         facts = {

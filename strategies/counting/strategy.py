@@ -35,8 +35,8 @@ from fedsurrogate.common.wire.records import Info, to_record
 
 from ..base.collection import Recorder
 from ..base.identifications import Group
-from ..base.one_shot import Learned, OneShot
-from ..base.outcome import Defended
+from ..base.one_shot import OneShot
+from ..base.outcome import Defended, Learned
 from ..secure_aggregation.strategy import SecureAggregation
 from .images import images_of_sites
 from .results import (

@@ -52,10 +52,10 @@ from fedsurrogate.common.wire import surrogate_proto
 from fedsurrogate.common.wire.records import Info, to_record
 from fedsurrogate.common.wire.surrogate_proto import centre_digest
 
-from ..base.collection import Collection, check_quorum
+from ..base.collection import Collection
 from ..base.federation import HELLO
 from ..base.identifications import Group
-from ..base.one_shot import Learned
+from ..base.outcome import Learned
 from ..base.rounds import CHECKPOINT
 from ..base.training import Training, read_kept
 from ..flower import arrays_of, check_no_settings, classifier_arrays, metrics_of, tensors_like
@@ -75,28 +75,6 @@ class SecureAggregation(Steps):
     _map = PublicMap()
     _subtracted = ""
     _projection = ""
-
-    def run(self, grid: Grid, deadline: float = 0.0) -> float | None:
-        """Run the sum, and evaluate what is learned from it.
-
-        Args:
-            grid: through which the sites are asked.
-            deadline: seconds to wait in each step; 0 for that of the settings.
-
-        Returns:
-            The accuracy over all sites' own test splits; None if no site reported it.
-
-        Raises:
-            RunError: when too few sites are left at any step.
-        """
-        self.deadline = deadline or self.config.settings.deadline
-        self.summary()
-        started = time.perf_counter()
-        messages = self.configure_train(1, self.initial, ConfigRecord(), grid)
-        self._finish_round(1, self.aggregate_train(1, Collection(grid, messages, self.deadline)))
-        spent = self.outcome.seconds
-        spent["wait"] = max(0.0, time.perf_counter() - started - sum(spent.values()))
-        return self.evaluate(grid, self.deadline)
 
     def hello(self, node: int) -> Message:
         """The request for a site's identification, with its keys for this sum."""
@@ -152,7 +130,7 @@ class SecureAggregation(Steps):
             self._decide(unknown, lost)
         self._decide(self._waiting, lost)
         self._enough(len(self._dealt), self._rules.least, "have shared their secrets")
-        self._check_quorum(len(self._dealt), "have shared their secrets")
+        self._check_quorum(len(self._dealt), what="have shared their secrets")
         self._delivered = dict.fromkeys(self._dealt, frozenset(self._dealt))
 
     def _begin(self) -> None:
@@ -240,7 +218,8 @@ class SecureAggregation(Steps):
             ) from None
         for name in summed:
             site = self.outcome.sites[self._nodes[name]]
-            site.fate, site.reason, site.claim = "used", "", self._claims[name]
+            site.use()
+            site.claim = self._claims[name]
             self.recorder.event("replied", site=name, bytes=site.bytes_up)
         self._learn(summed, numbers)
         facts = {
@@ -304,16 +283,7 @@ class SecureAggregation(Steps):
         total, facts = self._total(summed, numbers)
         started = time.perf_counter()
         learned: Learned = load(self.config.plan.combination.from_sums)(total, self.config)
-        self.outcome.model, self.outcome.learned = learned.model, learned.source
-        self.outcome.learning = {**learned.facts, **facts}
-        self.outcome.seconds["learn"] = time.perf_counter() - started
-        classes = len(learned.model.header.classes)
-        self.recorder.event(
-            "learned",
-            **self.outcome.learning,
-            seconds=self.outcome.seconds["learn"],
-            classes=classes,
-        )
+        self._keep_learned(learned, started, facts)
 
     def _total(self, summed: list[str], numbers: Words) -> tuple[Total, dict[str, str | float]]:
         """The sum as real numbers, and facts about it. Raises RunError when it is of too few sites."""
@@ -335,7 +305,7 @@ class SecureAggregation(Steps):
                         np.concatenate([spare[name] for name in self._shapes])
                     )
             sigmas = noise_of_sum(claim, *given, len(summed), len(self._spares))
-        self._check_quorum(len(summed), "can be used")
+        self._check_quorum(len(summed))
         tensors, at = {}, 0
         for name, shape in self._shapes.items():
             count = prod(shape)
@@ -369,17 +339,6 @@ class SecureAggregation(Steps):
         most = {name: len(summed) * step / 2 for name, step in steps.items()}
         usual = {name: math.sqrt(len(summed) / 12) * step for name, step in steps.items()}
         return Total(self._header, tensors, sigmas, claim, self._map, most, usual), facts
-
-    def _check_quorum(self, there: int, what: str) -> None:
-        config, outcome = self.config, self.outcome
-        check_quorum(
-            there,
-            len(outcome.sites),
-            config.settings.site_count,
-            config.settings.quorum,
-            what,
-            outcome.reasons,
-        )
 
     @property
     def _number(self) -> int:

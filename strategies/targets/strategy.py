@@ -26,8 +26,7 @@ from fedsurrogate.common.targets.number import Number
 from fedsurrogate.common.targets.target import CODE, RECORDS, SQUARES, Target
 from fedsurrogate.common.targets.time import Time
 
-from ..base.one_shot import Learned
-from ..base.outcome import Defended
+from ..base.outcome import Defended, Learned
 from ..heads import FromStatistics
 from ..pooling.class_means import moved_parameters
 from ..pooling.site_weights import Total, false_numbers, moment_shares, shares_kept

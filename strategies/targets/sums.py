@@ -143,29 +143,6 @@ class CodedSums:
             groups,
         )
 
-    def __sub__(self, other: CodedSums) -> CodedSums:
-        """The sums without the records of a site that leaves, whose exact sums these are.
-
-        Raises:
-            ValueError: for sums with noise: subtraction adds noise, while leaving takes some out;
-                add up the sites that stay. And where no record stays.
-        """
-        if self.noise is not None or other.noise is not None:
-            raise ValueError("coded sums with noise: add up those of the sites that stay")
-        products = self.products
-        if products is not None and other.products is not None:
-            products = products - other.products
-        groups = dict(self.groups)
-        for known, part in other.groups.items():
-            whole = groups.pop(known)
-            if whole.records > part.records:
-                groups[known] = _without(whole, part)
-        moment = _without(self.moment, other.moment)
-        changed = (self.records * self.rounding) ** 2 - (other.records * other.rounding) ** 2
-        rounding = math.sqrt(max(changed, 0.0)) / moment.records
-        code, sums = self.code - other.code, self.sums - other.sums
-        return CodedSums(code, sums, moment, products, rounding=rounding, groups=groups)
-
     def scaled(self, share: float) -> CodedSums:
         """The same records with a share of their weight."""
         return replace(
@@ -241,27 +218,11 @@ def moment_of(records: float, totals: Tensor, squares: Tensor) -> Statistics:
         ValueError: without records.
     """
     if not records > 0:
-        raise ValueError(f"coded sums of {records:g} records; more than none are needed")
+        raise ValueError("coded sums without records")
     mean = totals / records
     covariance = unfold(squares, len(mean)) / records - torch.outer(mean, mean)
     counts = torch.tensor([records], dtype=torch.float64)
     return Statistics(counts, mean[None], (covariance + covariance.T) / 2)
-
-
-def _without(moment: Statistics, part: Statistics) -> Statistics:
-    """The moment of the records that stay, by the update of `sum_of` backwards."""
-    stay = moment.records - part.records
-    if not stay > 0:
-        raise ValueError(
-            f"{part.records:g} of {moment.records:g} records leave; at least one has to stay"
-        )
-    share = part.records / stay
-    mean = moment.means + share * (moment.means - part.means)
-    apart = (mean - part.means)[0]
-    scatter = moment.records * moment.matrix - part.records * part.matrix
-    scatter -= stay * part.records / moment.records * torch.outer(apart, apart)
-    counts = moment.counts - part.counts
-    return Statistics(counts, mean, scatter / stay)
 
 
 Tables = Mapping[str, Tensor]
