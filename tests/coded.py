@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fedsurrogate.common.surrogates.class_sums import fold
 from fedsurrogate.strategies.closed_form.statistics import Statistics
 from fedsurrogate.strategies.targets import sums as pooled
 from fedsurrogate.strategies.targets.number import Annotated, Directions, _outcome, discriminant
@@ -94,7 +95,7 @@ def noisy(
         pairs = pairs + products * symmetric(len(pairs))
     noise = Noise(code, sums, squares, products)
     total = torch.zeros(d, dtype=torch.float64) if centre else table[0]
-    moment = pooled.moment_of(records, total, second)
+    moment = pooled.moment_of(records, total, fold(second))
     return CodedSums(noisy_code, table, moment, pairs, noise)
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import ConfigError, FedSurrogateError, RunError
 from ..extras import needed_for
+from . import v134_fleet, v134_rounds
 from .environment import RAY_PATIENCE, UNIX
 from .interface import (
     HTTP_OPTION,
@@ -33,28 +34,6 @@ from .interface import (
     TaskStarter,
 )
 from .parts import bound_received, bound_replies, bound_task
-from .v134_fleet import (
-    Link134,
-    OwnExecutor,
-    answer_for_ended_tasks,
-    guard_fleet,
-    guard_task,
-    hurry,
-    keep_no_code,
-    leave_out_telemetry,
-    limit_fleet,
-    pull_again_soon,
-    run_superexec,
-    take_replies_again,
-)
-from .v134_rounds import (
-    ask_the_database_less,
-    bring_parts,
-    hold_pulls,
-    hold_tasks,
-    store_parts,
-    take_parts,
-)
 
 if TYPE_CHECKING:
     from flwr.app import Message
@@ -416,10 +395,10 @@ class Processes134(Apps134):
         start_own_apps([*apps, _parsed(arguments).runtime_api_address])
         allow_unix_sockets()
         change_superlink(refusal, admit, self.parse_superlink(arguments).authenticates)
-        store_parts(message_handler)
-        store_parts(runtime_handlers)
-        hold_pulls()
-        ask_the_database_less()
+        v134_rounds.store_parts(message_handler)
+        v134_rounds.store_parts(runtime_handlers)
+        v134_rounds.hold_pulls()
+        v134_rounds.ask_the_database_less()
         sys.argv = ["flower-superlink", *arguments]
         flower_superlink()
 
@@ -469,13 +448,13 @@ class Processes134(Apps134):
             start_client_internal._make_fleet_connection_retry_invoker, note
         )
         change_supernode(start_client_internal, grpc.RpcError)
-        answer_for_ended_tasks()
+        v134_fleet.answer_for_ended_tasks()
         # It passes parts on as they came.
-        store_parts(runtime_handlers)
-        hold_tasks()
+        v134_rounds.store_parts(runtime_handlers)
+        v134_rounds.hold_tasks()
         calls: Any = connection
         stub = calls.FleetStub
-        calls.FleetStub = lambda channel: take_parts(stub(channel))
+        calls.FleetStub = lambda channel: v134_rounds.take_parts(stub(channel))
         calls.remove_content_from_message = lambda message: message
         run_supernode(flower_supernode, [*self.supernode_flags(runtime), *arguments], refused)
 
@@ -489,7 +468,7 @@ class Processes134(Apps134):
             starter: Starts the processes.
         """
         flags = ["--plugin-type", "clientapp", "--appio-api-address", runtime]
-        run_superexec(flags, starter, OwnExecutor)
+        v134_fleet.run_superexec(flags, starter, v134_fleet.OwnExecutor)
 
     def client_task(self, load: Callable[[str, str], ClientApp], guard: TaskGuard) -> None:
         """Run one task, with the arguments of this process (`sys.argv`), which `superexec` made.
@@ -503,13 +482,13 @@ class Processes134(Apps134):
         from flwr.supernode.cli.flwr_clientapp import flwr_clientapp
         from flwr.supernode.runtime import run_clientapp as task
 
-        leave_out_telemetry()
+        v134_fleet.leave_out_telemetry()
         end_once()
-        pull_again_soon()
+        v134_fleet.pull_again_soon()
         bound_task()
         self.hurry_task(task)
         install_loader(task, load)
-        guard_task(
+        v134_fleet.guard_task(
             task,
             guard,
             lambda to, text: Messages134().failed_reply(to, "crashed", text),
@@ -523,9 +502,9 @@ class Processes134(Apps134):
         Args:
             task: The module `flwr.supernode.runtime.run_clientapp`.
         """
-        bring_parts(task)
+        v134_rounds.bring_parts(task)
         receive = task.pull_task_input
-        task.pull_task_input = lambda stub: receive(take_parts(stub))
+        task.pull_task_input = lambda stub: receive(v134_rounds.take_parts(stub))
 
 
 def change_superlink(refusal: Refusal, admit: Admit, registered_only: bool) -> None:
@@ -539,9 +518,9 @@ def change_superlink(refusal: Refusal, admit: Admit, registered_only: bool) -> N
     admit_runs(admit)
     let_writers_wait()
     find_migrations()
-    guard_fleet(refusal, registered_only)
-    limit_fleet(Doorkeeper(), registered_only)
-    take_replies_again()
+    v134_fleet.guard_fleet(refusal, registered_only)
+    v134_fleet.limit_fleet(Doorkeeper(), registered_only)
+    v134_fleet.take_replies_again()
 
 
 def change_supernode(node: Any, interruptions: type[Exception]) -> None:
@@ -551,10 +530,10 @@ def change_supernode(node: Any, interruptions: type[Exception]) -> None:
         node: The module `flwr.supernode.start_client_internal`.
         interruptions: What a connection raises.
     """
-    hurry(node)
+    v134_fleet.hurry(node)
     bound_received(node, interruptions)
-    keep_no_code()
-    pull_again_soon()
+    v134_fleet.keep_no_code()
+    v134_fleet.pull_again_soon()
 
 
 def run_supernode(
@@ -645,7 +624,7 @@ class Messages134:
 
         Flower waits for a second first, then longer.
         """
-        pull_again_soon()
+        v134_fleet.pull_again_soon()
 
     def outlast_interruptions(self, grid: Grid, seconds: float) -> None:
         """Repeat a grid's calls whose connection to the SuperLink broke, until they succeed.
@@ -689,8 +668,8 @@ class Messages134:
         """Let small messages and their parts be one call each way, and wait for replies in a call, with
         the SuperLink of `superlink`.
         """
-        bring_parts(sys.modules[type(grid).__module__])
-        take_parts(self.calls(grid))
+        v134_rounds.bring_parts(sys.modules[type(grid).__module__])
+        v134_rounds.take_parts(self.calls(grid))
         pull: Callable[[Iterable[str]], Iterable[Message]] = grid.pull_messages
 
         def pull_messages(names: Iterable[str]) -> Iterable[Message]:
@@ -790,7 +769,7 @@ def _interrupted(error: Any) -> bool:
     )
 
 
-class Flower134(Processes134, Link134, Messages134, Simulation134):
+class Flower134(Processes134, v134_fleet.Link134, Messages134, Simulation134):
     """Flower 1.34."""
 
 

@@ -9,19 +9,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ..errors import RunError
-from . import v134_fleet
+from . import v134, v134_fleet
 from .environment import UNIX
 from .interface import Admit, Refusal, SuperLinkArguments, SuperNodeLog, TaskGuard, TaskStarter
-from .v134 import (
-    Flower134,
-    Messages134,
-    Processes134,
-    change_superlink,
-    change_supernode,
-    meaning,
-    run_supernode,
-    start_own_apps,
-)
 from .v142_fleet import Link142, own_sockets, reach_unix_sockets, read_addresses, reason, serve
 
 if TYPE_CHECKING:
@@ -124,7 +114,7 @@ GRPC_CONTROL = "FLWR_INTERNAL_GRPC_CONTROL_API"
 """Variable with which it would also hear commands over gRPC, at a port."""
 
 
-class Processes142(Processes134):
+class Processes142(v134.Processes134):
     """Commands of Flower 1.42, whose servers speak HTTP; the SuperLink also gRPC, with sites of 1.34."""
 
     address_flags = ("--runtime-api-address",)
@@ -134,7 +124,7 @@ class Processes142(Processes134):
     def parse_superlink(self, arguments: Sequence[str]) -> SuperLinkArguments:
         """Flower has no names for the addresses of the two APIs."""
         addresses = read_addresses(arguments)
-        return meaning(addresses.rest, (addresses.control, addresses.runtime))
+        return v134.meaning(addresses.rest, (addresses.control, addresses.runtime))
 
     def superlink(
         self, arguments: Sequence[str], refusal: Refusal, admit: Admit, apps: Sequence[str]
@@ -143,8 +133,8 @@ class Processes142(Processes134):
         addresses = read_addresses(arguments)
         registered_only = self.parse_superlink(arguments).authenticates
         os.environ[GRPC_FLEET], os.environ[GRPC_CONTROL] = "1", "0"
-        start_own_apps([*apps, addresses.runtime])
-        change_superlink(refusal, admit, registered_only)
+        v134.start_own_apps([*apps, addresses.runtime])
+        v134.change_superlink(refusal, admit, registered_only)
         # By its name: the package has a function of this name, too.
         module: Any = import_module("flwr.superlink.cli.flower_superlink")
         module.uvicorn = serve(module.uvicorn, addresses, refusal, registered_only)
@@ -191,10 +181,10 @@ class Processes142(Processes134):
 
         signer.intercept = intercept
         refuse_other_tasks(start_client_internal)
-        change_supernode(start_client_internal, httpx.HTTPError)
+        v134.change_supernode(start_client_internal, httpx.HTTPError)
         answer_for_ended_tasks()
         flags = [*self.supernode_flags(runtime), *arguments]
-        run_supernode(command.flower_supernode, flags, refused)
+        v134.run_supernode(command.flower_supernode, flags, refused)
 
     def superexec(self, runtime: str, starter: TaskStarter) -> None:
         """`flower-superexec` with another executor, and shorter waits."""
@@ -210,7 +200,7 @@ class Processes142(Processes134):
         """Each part is a call, as in Flower."""
 
 
-class Messages142(Messages134):
+class Messages142(v134.Messages134):
     """Messages of Flower 1.42, which know the task that makes them."""
 
     def local_run(self, run_id: int) -> Any:
@@ -252,5 +242,5 @@ class Messages142(Messages134):
         invoker.invoke = invoke
 
 
-class Flower142(Processes142, Link142, Messages142, Flower134):
+class Flower142(Processes142, Link142, Messages142, v134.Flower134):
     """Flower 1.42."""

@@ -16,17 +16,9 @@ import typer
 from fedsurrogate.common.command_line import Json, console, stderr_console
 from fedsurrogate.common.errors import ConfigError, RunError
 
+from . import proposals
 from .control import Authority, Control
 from .options import RunArgument, RunSettings, complete_runs
-from .proposals import (
-    ProposalFile,
-    ProposeFile,
-    Purpose,
-    as_proposed,
-    check_run_signed,
-    settings_of,
-    write_proposal,
-)
 
 if TYPE_CHECKING:
     from fedsurrogate.common.settings.base import Scalar
@@ -60,9 +52,9 @@ def evaluate(
     control: Control = "",
     root_certificates: Authority = None,
     run_config: RunSettings = None,
-    proposal: ProposalFile = None,
-    propose: ProposeFile = None,
-    purpose: Purpose = "",
+    proposal: proposals.ProposalFile = None,
+    propose: proposals.ProposeFile = None,
+    purpose: proposals.Purpose = "",
     as_json: Json = False,
 ) -> None:
     """Ask the sites how good a model is on held-out records.
@@ -74,9 +66,9 @@ def evaluate(
     from ..runs.presets import typed_settings
 
     settings, sites = evaluation_settings(model, CountingBudget(epsilon, delta, secure_aggregation))
-    settings = as_proposed(settings, proposal) | typed_settings(run_config)
+    settings = proposals.as_proposed(settings, proposal) | typed_settings(run_config)
     if propose is not None:
-        write_proposal(propose, "run", settings, purpose)
+        proposals.write_proposal(propose, "run", settings, purpose)
         return
     folder = _run(settings, sites, control, root_certificates)
     result = _result(folder, "evaluation")
@@ -129,9 +121,9 @@ def survey(
     dimension: Annotated[
         int, typer.Option(min=2, max=4096, help="Else: numbers in the features of a record.")
     ] = 128,
-    proposal: ProposalFile = None,
-    propose: ProposeFile = None,
-    purpose: Purpose = "",
+    proposal: proposals.ProposalFile = None,
+    propose: proposals.ProposeFile = None,
+    purpose: proposals.Purpose = "",
     as_json: Json = False,
 ) -> None:
     """Ask the sites how many records of which classes they have.
@@ -159,15 +151,15 @@ def survey(
     from ..runs.presets import typed_settings
 
     try:
-        proposed = settings_of(proposal)
+        proposed = proposals.settings_of(proposal)
         names = split_names(classes or str(proposed.get("classes", "")))
         images = images or str(proposed.get("counting.images", ""))
     except ValueError as error:
         raise ConfigError(f"--classes: {error}") from None
     settings = survey_settings(names, CountingBudget(epsilon, delta, secure_aggregation), images)
-    settings = as_proposed(settings, proposal) | typed_settings(run_config)
+    settings = proposals.as_proposed(settings, proposal) | typed_settings(run_config)
     if propose is not None:
-        write_proposal(propose, "run", settings, purpose)
+        proposals.write_proposal(propose, "run", settings, purpose)
         return
     of_target = settings.get("task", "classification") != "classification"
     if of_target and (names or like is not None):
@@ -227,7 +219,7 @@ def _run(settings: Mapping[str, Scalar], sites: int, control: str, authority: Pa
 
         return simulate_here(sites, settings, show)
     check_connection(control, authority)
-    check_run_signed(settings, authority)
+    proposals.check_run_signed(settings, authority)
     check_submission(config, control)
     folder = start(settings, output, control, authority, show)
     if folder is None:

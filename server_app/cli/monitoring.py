@@ -11,16 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedsurrogate.common.command_line import (
-    LISTEN,
-    Exposed,
-    Listen,
-    WatchedCertificates,
-    console,
-    host_and_port,
-    stderr_console,
-    wait_for_interrupt,
-)
+from fedsurrogate.common import command_line
+from fedsurrogate.common.command_line import console
 from fedsurrogate.common.errors import ConfigError
 
 from .options import RunSettings, complete_runs
@@ -69,8 +61,8 @@ def log(
     experiment: Annotated[
         str, typer.Option(help="Name of the experiment in MLflow.")
     ] = "fedsurrogate",
-    listen: Listen = LISTEN,
-    exposed: Exposed = False,
+    listen: command_line.Listen = command_line.LISTEN,
+    exposed: command_line.Exposed = False,
     superlink: Annotated[
         str,
         typer.Option(
@@ -78,7 +70,7 @@ def log(
             help="The SuperLink's Control API, for connected sites and waiting runs; empty: none.",
         ),
     ] = "",
-    certificate: WatchedCertificates = None,
+    certificate: command_line.WatchedCertificates = None,
 ) -> None:
     """Log runs to MLflow, or show them to Prometheus.
 
@@ -103,7 +95,7 @@ def log(
 
     more: list[Collector] = [MachineCollector(certificate or (), {"runs": what})]
     more += _of_superlink(superlink)
-    host, port = host_and_port(listen)
+    host, port = command_line.host_and_port(listen)
     with serve(what, host, port, SHOWN_RUNS, exposed, more) as url:
         console.print(f"{url} reports the runs in {what}; Ctrl-C ends it")
         if not is_loopback(host):
@@ -111,8 +103,8 @@ def log(
                 "other machines can read site names and run states: allow only your "
                 "monitoring to reach this port"
             )
-            stderr_console().print(f"warning: {warning}", style="yellow")
-        wait_for_interrupt()
+            command_line.stderr_console().print(f"warning: {warning}", style="yellow")
+        command_line.wait_for_interrupt()
 
 
 def _of_superlink(address: str) -> list[LinkCollector]:
@@ -179,7 +171,7 @@ def sweep(
 
     fixed = typed_settings(run_config)
     trials = combinations(parse_grid(grid or []), range(seeds))
-    progress = stderr_console()
+    progress = command_line.stderr_console()
     nodes = [{"partition-id": index, "num-partitions": sites} for index in range(sites)]
 
     def flat(varied: Varied) -> dict[str, Scalar]:

@@ -21,16 +21,7 @@ from fedsurrogate.common.errors import FedSurrogateError, RunError, SurrogateErr
 from fedsurrogate.common.methods.method import WITHHELD, load
 from fedsurrogate.common.models.classifiers import Classifier
 from fedsurrogate.common.privacy.mechanism import DISTRIBUTED_SUMS, Mechanism, check_stated
-from fedsurrogate.common.secure_aggregation.protocol import (
-    PURPOSE,
-    Shares,
-    check_revealed,
-    noise_of_sum,
-    signed_list,
-    site_variances,
-    spare_of,
-    unmask,
-)
+from fedsurrogate.common.secure_aggregation import protocol
 from fedsurrogate.common.secure_aggregation.rules import (
     local_epsilon,
     numbers_of,
@@ -164,7 +155,7 @@ class SecureAggregation(Steps):
                     shapes = shapes_of(self.config.plan, len(classes), dimension, number)
                     # The sites would refuse noise that does not fit into the modulus, without a
                     # reason.
-                    site_variances(claim, numbers, shapes, self._rules)
+                    protocol.site_variances(claim, numbers, shapes, self._rules)
         except FedSurrogateError as error:
             lost = "".join(f"; {name}: {reason}" for name, reason in sorted(self._lost.items()))
             raise RunError(f"{error}{lost}") from None
@@ -209,7 +200,7 @@ class SecureAggregation(Steps):
         revealed = self._ask("sum_open", signed, why, self._revealed)
         self._enough(len(revealed), self._rules.threshold, "have replied to the end")
         try:
-            numbers = unmask(
+            numbers = protocol.unmask(
                 self._masked, self._dealt, self._members, revealed, self._rules, self._delivered
             )
         except SurrogateError as error:
@@ -299,12 +290,12 @@ class SecureAggregation(Steps):
                 # from a seed with it.
                 own = self._claims[site]
                 assert own is not None
-                spare = spare_of(own, *given, seed)
+                spare = protocol.spare_of(own, *given, seed)
                 if spare:
                     numbers = numbers - words(
                         np.concatenate([spare[name] for name in self._shapes])
                     )
-            sigmas = noise_of_sum(claim, *given, len(summed), len(self._spares))
+            sigmas = protocol.noise_of_sum(claim, *given, len(summed), len(self._spares))
         self._check_quorum(len(summed))
         tensors, at = {}, 0
         for name, shape in self._shapes.items():
@@ -372,16 +363,16 @@ class SecureAggregation(Steps):
 
     def _signature(self, name: str, payload: bytes, info: Info) -> bytes:
         verify(
-            signed_list(self._digest, sorted(self._masked)),
+            protocol.signed_list(self._digest, sorted(self._masked)),
             payload,
             self._members[name].public,
-            PURPOSE,
+            protocol.PURPOSE,
         )
         return payload
 
-    def _revealed(self, name: str, payload: bytes, info: Info) -> Shares:
+    def _revealed(self, name: str, payload: bytes, info: Info) -> protocol.Shares:
         shares = surrogate_proto.unpack_revealed(payload)
-        check_revealed(
+        protocol.check_revealed(
             name,
             shares,
             {each: self._dealt[each] for each in self._delivered[name]},

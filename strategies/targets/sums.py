@@ -212,7 +212,7 @@ def moment_of(records: float, totals: Tensor, squares: Tensor) -> Statistics:
     Args:
         records: their number.
         totals: sum of z, (d,): zeros where the public mean serves as the mean.
-        squares: sum of z z^T, folded or (d, d).
+        squares: sum of z z^T, folded.
 
     Raises:
         ValueError: without records.

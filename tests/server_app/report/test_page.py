@@ -374,6 +374,11 @@ def test_flower_packs_every_template() -> None:
     packed = get_filtered_fab_paths(
         {file.relative_to(ROOT).as_posix(): file for file in files}, config
     )
-    templates = {file.relative_to(ROOT).as_posix() for file in TEMPLATES.resolve().iterdir()}
+    folders_of_templates = (TEMPLATES.resolve(), ROOT / "common/pages/templates")
+    templates = {
+        file.relative_to(ROOT).as_posix()
+        for folder in folders_of_templates
+        for file in folder.iterdir()
+    }
     assert "server_app/report/templates/page.html.j2.md" in templates
     assert templates <= set(packed)
