@@ -23,7 +23,8 @@ from ..privacy.mechanism import (
     TheoremNoise,
 )
 from ..privacy.shares import EM_STEPS, budget_shares
-from ..settings import AnyCovariance, Covariance, FedPFTSettings, Settings
+from ..settings import FedPFTSettings, Settings
+from ..settings.base import AnyCovariance, Covariance
 from ..settings.heads import TargetSettings
 from ..targets.target import Target
 from ..terms import Term

@@ -14,9 +14,9 @@ from ..settings import (
     FedAvgSettings,
     FedLAPSettings,
     Model,
-    PrivacyBudget,
     Settings,
 )
+from ..settings.settings import PrivacyBudget
 from ..targets.target import Objective, Target
 from ..terms import Term
 from .method import (

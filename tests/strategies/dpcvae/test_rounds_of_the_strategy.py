@@ -134,7 +134,7 @@ def test_a_generator_is_kept_and_sent_to_the_used_sites_alone() -> None:
     for limit, each in ((9, 3), (11, 3), (2, 1), (0, 1)):
         x, y = source.sample(4, limit)
         assert y.tolist() == [c for c in range(3) for _ in range(each)]
-        torch.testing.assert_close(x, source.generator.draw(y, stream(4, "picture")))
+        torch.testing.assert_close(x, source.draw(y, stream(4, "picture")))
     strategy.outcome.sites = {1: Site("s0", "used", ""), 2: Site("s1", "rejected", "why")}
     (message,) = list(strategy._broadcast())
     assert message.metadata.dst_node_id == 1
