@@ -13,13 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedsurrogate.common.command_line import (
-    Json,
-    console,
-    new_app,
-    run_command,
-    stderr_console,
-)
+from fedsurrogate.common.command_line import Json, console, new_app, run_command, stderr_console
 from fedsurrogate.common.errors import ConfigError
 
 from .certs import accept, audit_log, certs, init, kit

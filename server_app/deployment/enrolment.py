@@ -7,11 +7,7 @@ from typing import Literal
 
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.files import replace_file
-from fedsurrogate.common.security.documents import (
-    COMPARED,
-    is_fingerprint,
-    read_at_most,
-)
+from fedsurrogate.common.security.documents import COMPARED, is_fingerprint, read_at_most
 from fedsurrogate.common.security.enrolment import (
     CERTIFICATE,
     KEY,

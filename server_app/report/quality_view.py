@@ -184,13 +184,9 @@ def metrics_view(run: RunFolder) -> MetricsView | None:
     Args:
         run: whose metrics have them.
     """
-    found = as_table(run.metrics.get("metric_values"))
-    places = {"all sites": as_table(found.get("all"))}
-    places |= {name: as_table(own) for name, own in as_table(found.get("per_site")).items()}
     rows = [
-        (place, output, as_numbers(as_table(own)))
-        for place, outputs in places.items()
-        for output, own in outputs.items()
+        ("all sites" if place == "all" else place, output, as_numbers(own))
+        for place, output, own in run.metric_values
     ]
     if not rows:
         return None
@@ -199,7 +195,7 @@ def metrics_view(run: RunFolder) -> MetricsView | None:
         (place, output, tuple(_text(own.get(name)) for name in names))
         for place, output, own in rows
     )
-    kind = TARGETS.get(str(as_table(run.manifest.get("config")).get("task")))
+    kind = TARGETS.get(str(run.config.get("task")))
     together = [own for place, _, own in rows if place == "all sites"]
     return MetricsView(
         tuple(IN_WORDS.get(name, name) for name in names),
@@ -252,7 +248,7 @@ def privacy_view(run: RunFolder) -> Json:
     rows = [_row(name, as_table(per_site[name])) for name in sorted(per_site, key=natural_order)]
     epsilon, delta = as_number(privacy.get("epsilon")), as_number(privacy.get("delta"))
     units = {row["unit"] for row in rows if row["unit"]} or {"record"}
-    config = as_table(run.manifest.get("config"))
+    config = run.config
     return {
         "private": epsilon is not None or bool(rows),
         "epsilon": epsilon,

@@ -19,7 +19,7 @@ from fedsurrogate.common.privacy.accounting import budget_warnings
 from fedsurrogate.common.settings.base import flatten
 
 from ..lifecycle.before_start import OF_RECORDS
-from ..runs.reader import DOWNSTREAM, RunFolder
+from ..runs.reader import RunFolder
 from ..runs.scores import at_chance, largest_share, may_be_chance
 from ..runs.state import Json, as_list, as_number, as_table
 from .plots.rows import ROUND, AccuracyStep, steps
@@ -52,11 +52,7 @@ def tables_of(
         The tables by name, the first row of each its columns; tables without rows are left out.
         Missing numbers are empty.
     """
-    sources = [
-        source
-        for source in DOWNSTREAM
-        if any(source in run.downstream(site.name) for site in run.sites)
-    ]
+    sources = run.sources
     sites = ["site", "status", "reason", "records", "bytes", "seconds", "accuracy"]
     tables: dict[str, Table] = {
         "sites": [[*sites, *(f"accuracy {source}" for source in sources)]],
@@ -83,15 +79,11 @@ def tables_of(
 
 def _metric_values(run: RunFolder) -> Table:
     """How well a model of another target than classes answers, at all sites and at each."""
-    found = as_table(run.metrics.get("metric_values"))
-    places = {"all": as_table(found.get("all"))}
-    places |= {name: as_table(own) for name, own in as_table(found.get("per_site")).items()}
     rows: Table = [("site", "answer", "metric", "value")]
     return rows + [
         (place, output, name, as_number(value))
-        for place, outputs in places.items()
-        for output, own in outputs.items()
-        for name, value in as_table(own).items()
+        for place, output, own in run.metric_values
+        for name, value in own.items()
     ]
 
 
@@ -255,8 +247,7 @@ def _odd(run: RunFolder) -> str:
 
 def _budget(run: RunFolder) -> list[str]:
     """Warn about a budget that promises little: the records of sites are as their noisy counts say."""
-    config = as_table(run.manifest.get("config"))
-    epsilon, delta = (as_number(config.get(key)) or 0.0 for key in ("epsilon", "delta"))
+    epsilon, delta = (as_number(run.config.get(key)) or 0.0 for key in ("epsilon", "delta"))
     known = [round(sum(site.counts.values())) for site in run.sites if site.counts]
     fewest = min((count for count in known if count > 0), default=0)
     return [f"{each[:1].upper()}{each[1:]}." for each in budget_warnings(epsilon, delta, fewest)]
@@ -366,5 +357,5 @@ def of_other_records(runs: Sequence[tuple[str, RunFolder]]) -> list[str]:
 
 
 def _records(run: RunFolder) -> dict[str, Any]:
-    config = flatten(as_table(run.manifest.get("config")))
+    config = flatten(run.config)
     return {key: config[key] for key in RECORDS if key in config}
