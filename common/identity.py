@@ -24,7 +24,7 @@ INVISIBLE = ("Cc", "Cf")
 # What stands for a missing value in a text: the list of pandas (`read_csv`, na_values), NaT, and what
 # spreadsheets write for a formula that failed.
 NO_VALUE = frozenset(
-    {
+    [
         "",
         "#N/A",
         "#N/A N/A",
@@ -51,7 +51,7 @@ NO_VALUE = frozenset(
         "n/a",
         "nan",
         "null",
-    }
+    ]
 )
 # A whole number as libraries write it in a column of floating point, also rounded to "-0".
 WHOLE = re.compile(r"(-?)(0|[1-9][0-9]*)(?:\.0+)?")

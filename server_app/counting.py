@@ -241,17 +241,8 @@ def _accuracy(
 
 # Of a simulated run, the settings that decide which records its sites have.
 RECORDS = (
-    *(
-        "data",
-        "data-dir",
-        "dataset",
-        "label-column",
-        "patient-column",
-        "bag-column",
-        "site-column",
-        "weights-path",
-    ),
-    *("partition", "alpha", "classes-per-site"),
+    *("data", "data-dir", "dataset", "label-column", "patient-column", "bag-column"),
+    *("site-column", "weights-path", "partition", "alpha", "classes-per-site"),
 )
 
 # Of a target, the settings that decide how a model is learned, and may need a budget.

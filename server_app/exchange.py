@@ -52,15 +52,8 @@ from .serverapp import federate, finished
 PUBLIC = "fedpft.public"
 # Settings that matter only on the coordinator's machine, or name a file there.
 AT_HOME = (
-    "output-dir",
-    "resume",
-    "data-dir",
-    "weights-path",
-    "device",
-    PUBLIC,
-    "deadline",
-    "grace",
-    "compare",
+    *("output-dir", "resume", "data-dir", "weights-path", "device", PUBLIC),
+    *("deadline", "grace", "compare"),
 )
 
 HERE = ("output-dir", "device", "quorum", "sites")

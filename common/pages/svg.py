@@ -25,14 +25,17 @@ def render_page(
     values: Mapping[str, Any],
     folder: Path | None = None,
     filters: Mapping[str, Callable[..., Any]] | None = None,
+    written: Callable[[str], str] = for_terminal,
 ) -> str:
-    """A page, HTML. Texts in it are escaped, and have no character that `for_terminal` replaces.
+    """A page, HTML or Markdown. Texts in it are escaped, and have no character that `for_terminal`
+    replaces.
 
     Args:
         template: of Jinja, or the name of its file in `folder`.
         values: by the name that the template uses.
         folder: of templates that include each other; None for `template` itself.
         filters: of the template, by name.
+        written: how a text is written before it is escaped for HTML.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -43,7 +46,7 @@ def render_page(
         trim_blocks=True,
         lstrip_blocks=True,
         # Markup is a text of another type: it stays.
-        finalize=lambda value: for_terminal(value) if type(value) is str else value,
+        finalize=lambda value: written(value) if type(value) is str else value,
     )
     environment.filters.update(filters or {})
     found = (
@@ -306,6 +309,10 @@ CAPTIONS = {
     "bins.",
 }
 PLACES = {"reliability": "upper left", "precision_recall": "lower left", "roc": "lower right"}
+
+
+# A metric with its interval, for templates.
+INTERVAL = (TEMPLATES / "interval.html.j2.md").read_text(encoding="utf-8")
 
 
 def undefined_because(average: str, rows: Sequence[ClassReport]) -> str:

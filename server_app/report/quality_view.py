@@ -278,58 +278,22 @@ def privacy_view(run: RunFolder) -> Json:
             if any(key in row["signal"] for row in rows)
         ],
         "tight": any(row["tight"] is not None for row in rows),
-        "sum": _sum_sentences(run.metrics),
+        "sum": _sum(as_table(run.metrics.get("learning"))),
         "asked": as_number(config.get("epsilon")) or None,
     }
 
 
-def _sum_sentences(metrics: Json) -> list[str]:
-    """Who could see what in secure aggregation, in plain words; empty for other runs. metrics: content of
-    metrics.json.
+def _sum(learning: Json) -> Json:
+    """The numbers of secure aggregation, and whether every site knew the keys of the others; empty for
+    other runs.
     """
-    learning = as_table(metrics.get("learning"))
-    count, members = (
-        as_number(learning.get("secure-aggregation-of")),
-        as_number(learning.get("members")),
-    )
-    if count is None or members is None:
-        return []
-    colluding, least = (
-        as_number(learning.get("colluding")) or 0,
-        as_number(learning.get("least")) or 0,
-    )
-    sentences = [
-        f"The coordinator saw only the secure aggregation of {count:.0f} of {members:.0f} sites, at least "
-        f"{least:.0f} by the sites' own check, and no site's part of it. What only one site has, "
-        "such as a class, is in the sum as that site has it."
-    ]
-    if learning.get("keys") == "pinned by every site":
-        sentences.append(
-            "Every site knew the keys of the others (peers), so the coordinator could not make up "
-            "sites."
-        )
-    else:
-        sentences.append(
-            "The keys were sent by the coordinator, which could have made up sites. Sites that set "
-            "peers exclude this."
-        )
-    if (local := as_number(learning.get("local-epsilon"))) is not None:
-        sentences.append(
-            "The guarantee holds while the number of sites that tell the coordinator their noise is "
-            f"at most {colluding:.0f} (central privacy through secure aggregation). Without this "
-            f"assumption, a site's own noise alone gives ε = {local:.3g}."
-        )
-    elif as_table(metrics.get("privacy")):
-        sentences.append(
-            "Each site's part has the noise of its own training steps, so its guarantee rests on "
-            "no other site."
-        )
-    else:
-        sentences.append(
-            "The sum has no noise: it may show something about single records, above all in small "
-            "classes."
-        )
-    return sentences
+    keys = {"summed": "secure-aggregation-of", "members": "members", "local": "local-epsilon"}
+    keys |= {each: each for each in ("colluding", "least")}
+    found = {name: as_number(learning.get(key)) for name, key in keys.items()}
+    if found["summed"] is None or found["members"] is None:
+        return {}
+    found |= {name: found[name] or 0 for name in ("colluding", "least")}
+    return found | {"pinned": learning.get("keys") == "pinned by every site"}
 
 
 def privacy_line(metrics: Json) -> str:

@@ -374,7 +374,10 @@ def test_flower_packs_every_template() -> None:
     packed = get_filtered_fab_paths(
         {file.relative_to(ROOT).as_posix(): file for file in files}, config
     )
-    folders_of_templates = (TEMPLATES.resolve(), ROOT / "common/pages/templates")
+    folders_of_templates = [
+        TEMPLATES.resolve(),
+        *(ROOT / folder / "templates" for folder in ("common/pages", "server_app/export")),
+    ]
     templates = {
         file.relative_to(ROOT).as_posix()
         for folder in folders_of_templates
