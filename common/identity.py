@@ -24,34 +24,22 @@ INVISIBLE = ("Cc", "Cf")
 # What stands for a missing value in a text: the list of pandas (`read_csv`, na_values), NaT, and what
 # spreadsheets write for a formula that failed.
 NO_VALUE = frozenset(
-    [
-        "",
-        "#N/A",
-        "#N/A N/A",
-        "#NA",
-        "#DIV/0!",
-        "#NAME?",
-        "#NULL!",
-        "#NUM!",
-        "#REF!",
-        "#VALUE!",
-        "-1.#IND",
-        "-1.#QNAN",
-        "-NaN",
-        "-nan",
-        "1.#IND",
-        "1.#QNAN",
-        "<NA>",
-        "N/A",
-        "NA",
-        "NULL",
-        "NaN",
-        "NaT",
-        "None",
-        "n/a",
-        "nan",
-        "null",
-    ]
+    {
+        *(
+            "",
+            "#N/A",
+            "#N/A N/A",
+            "#NA",
+            "#DIV/0!",
+            "#NAME?",
+            "#NULL!",
+            "#NUM!",
+            "#REF!",
+            "#VALUE!",
+        ),
+        *("-1.#IND", "-1.#QNAN", "1.#IND", "1.#QNAN", "-NaN", "-nan", "NaN", "nan", "NaT"),
+        *("<NA>", "N/A", "NA", "n/a", "NULL", "null", "None"),
+    }
 )
 # A whole number as libraries write it in a column of floating point, also rounded to "-0".
 WHOLE = re.compile(r"(-?)(0|[1-9][0-9]*)(?:\.0+)?")
