@@ -17,15 +17,9 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from .. import renamed
 from ..errors import SITE_NAME, ConfigError
 from ..identity import name_of, normal
-from ..renamed import (
-    GONE_METHODS,
-    GONE_SETTINGS,
-    GONE_VALUES,
-    SETTINGS,
-    renamed_setting,
-)
 
 # A name in settings: of a column or a site.
 Name = Annotated[
@@ -225,7 +219,7 @@ def parse_settings(model: type[M], flat: Mapping[str, Scalar]) -> M:
     complaints: list[str] = []
     nested: dict[str, Any] = {}
     for key, value in flat.items():
-        if SETTINGS.get(key, key) in known and (why := renamed_setting(key, value)):
+        if renamed.SETTINGS.get(key, key) in known and (why := renamed.renamed_setting(key, value)):
             complaints.append(why)
             continue
         if key in known:
@@ -411,7 +405,7 @@ _PAIR = r"""([A-Za-z0-9_.-]+)=('[^']*'|"(?:[^"\\]|\\.)*"|\S+)"""
 
 def check_method(name: object) -> None:
     """Raise ConfigError for a method that is gone: with the version that has it, and what to use."""
-    if name in GONE_METHODS:
+    if name in renamed.GONE_METHODS:
         raise ConfigError(
             f"method = {name!r} is gone: version 0.2.0 is the last that runs it and learns from its runs; "
             " use method = 'fedpft' with fedpft.covariance = 'gram'"
@@ -430,9 +424,9 @@ def without_gone(flat: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """
     check_method(flat.get("method"))
     for key, value in flat.items():
-        why = next((said for *pair, said in GONE_VALUES if pair == [key, value]), "")
-        if key in GONE_SETTINGS and value != GONE_SETTINGS[key][0]:
-            why = GONE_SETTINGS[key][1]
+        why = next((said for *pair, said in renamed.GONE_VALUES if pair == [key, value]), "")
+        if key in renamed.GONE_SETTINGS and value != renamed.GONE_SETTINGS[key][0]:
+            why = renamed.GONE_SETTINGS[key][1]
         if why:
             raise ConfigError(f"{key} = {value!r} asks for what is gone: {why}")
-    return {key: value for key, value in flat.items() if key not in GONE_SETTINGS}
+    return {key: value for key, value in flat.items() if key not in renamed.GONE_SETTINGS}
