@@ -520,16 +520,25 @@ def pooled_sums(
     return of_noisy_sums(total)
 
 
-def _check_noisy(sent: Parameters) -> None:
-    """Raise SurrogateError for sums that no records of norm at most one, and honest noise, have."""
+def noise_of(sent: Parameters) -> dict[str, float]:
+    """Standard deviation of the noise that a site claims for each of its sums.
+
+    Raises:
+        SurrogateError: for no claim, or one for other sums.
+    """
     if sent.claim is None:
         raise SurrogateError("sums without a privacy claim")
-    sigmas = {name: sigma for name, (sigma, _) in sent.claim.noise.items()}
+    sigmas = sent.claim.sigmas
     if sigmas.keys() != sent.tensors.keys():
         raise SurrogateError(
             f"noise for {', '.join(sigmas)[:200]}, but sums {', '.join(sent.tensors)[:200]}"
         )
-    tensors = sent.tensors
+    return sigmas
+
+
+def _check_noisy(sent: Parameters) -> None:
+    """Raise SurrogateError for sums that no records of norm at most one, and honest noise, have."""
+    tensors, sigmas = sent.tensors, noise_of(sent)
     for name, length, most in lengths(Sums(tensors["counts"], tensors["sums"], None, sigmas)):
         if bool((length > most).any()):
             worst = int(torch.argmax(length - most))

@@ -66,7 +66,7 @@ def unpack_sums(body: pb.Sums, classes: int, claim: Mechanism) -> Sums:
         squares = unpack(body.squares, "second moments", (length,))
     counts = unpack(body.counts, "counts", (classes,))
     sums = unpack(body.sums, "class sums", (classes, shape[1]))
-    return Sums(counts, sums, squares, {name: sigma for name, (sigma, _) in claim.noise.items()})
+    return Sums(counts, sums, squares, claim.sigmas)
 
 
 def pack_centre(mean: Tensor) -> pb.Centre:

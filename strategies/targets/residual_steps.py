@@ -202,10 +202,7 @@ class ResidualSteps:
 
     @property
     def _sigmas(self) -> dict[str, float]:
-        mechanism = self.run.mechanism
-        if mechanism is None:
-            return {}
-        return {name: sigma for name, (sigma, _) in mechanism.noise.items()}
+        return {} if self.run.mechanism is None else self.run.mechanism.sigmas
 
 
 def _cells_in(memory: Mapping[str, Tensor]) -> Cells:

@@ -27,7 +27,7 @@ from fedsurrogate.common.targets.target import CODE, RECORDS, SQUARES, Target
 from fedsurrogate.common.targets.time import Time
 
 from ..base.outcome import Defended, Learned
-from ..heads import FromStatistics
+from ..heads import FromStatistics, noise_of
 from ..pooling.class_means import moved_parameters
 from ..pooling.site_weights import Total, false_numbers, moment_shares, shares_kept
 from ..robustness.defence import by_harm, without
@@ -322,12 +322,7 @@ class FromCodedSums(FromStatistics):
             check_exact(sent.tensors, self._target, SurrogateError)
             check_sums(self._of_site(sent), self._target)
             return
-        if sent.claim is None:
-            raise SurrogateError("sums without a privacy claim")
-        sigmas = {name: sigma for name, (sigma, _) in sent.claim.noise.items()}
-        if sigmas.keys() != sent.tensors.keys():
-            raise SurrogateError(f"noise for other sums than {', '.join(sent.tensors)[:200]}")
-        check_noisy(sent.tensors, self._target, sigmas, SurrogateError)
+        check_noisy(sent.tensors, self._target, noise_of(sent), SurrogateError)
         check_sums(self._of_site(sent), self._target, largest=1.0)
 
     def records(self, sent: Parameters) -> int:
@@ -415,15 +410,14 @@ class FromCodedSums(FromStatistics):
         """The sums of one site, with the noise that it claims."""
         if sent.claim is None:
             return of_site(sent.tensors, self._target)
-        sigmas = {name: sigma for name, (sigma, _) in sent.claim.noise.items()}
-        return around_zero(sent.tensors, sigmas, self._target, sent.claim.clip == 0)
+        return around_zero(sent.tensors, sent.claim.sigmas, self._target, sent.claim.clip == 0)
 
     def _noisy(self, sent: Sequence[Parameters], shares: Sequence[float]) -> CodedSums:
         mechanism = self.config.mechanism
         assert mechanism is not None
         total = added([each.tensors for each in sent], shares)
         root = sum(share**2 for share in shares) ** 0.5
-        sigmas = {name: sigma * root for name, (sigma, _) in mechanism.noise.items()}
+        sigmas = {name: sigma * root for name, sigma in mechanism.sigmas.items()}
         return around_zero(total, sigmas, self._target, mechanism.clip == 0)
 
 
