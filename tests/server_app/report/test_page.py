@@ -378,7 +378,8 @@ def test_flower_packs_every_template() -> None:
         TEMPLATES.resolve(),
         *(ROOT / folder / "templates" for folder in ("common/pages", "server_app/export")),
     ]
-    tables = {"common/renamed.toml", "server_app/runs/covers.toml"}
+    tables = {f"server_app/runs/{name}.toml" for name in ("covers", "impact")}
+    tables.add("common/renamed.toml")
     templates = tables | {
         file.relative_to(ROOT).as_posix()
         for folder in folders_of_templates
