@@ -253,7 +253,7 @@ def _print_images(folder: Path) -> None:
     nothing = (
         "no site is warned of: none has images that are turned, inverted or empty, beyond the noise"
     )
-    for sentence in (*(view.warnings or [nothing]), *view.words[1:]):
+    for sentence in (*(view["warnings"] or [nothing]), *view["words"][1:]):
         console.print(sentence)
     console.print("the images at each site are in report.html")
 

@@ -134,7 +134,7 @@ def _page(run: RunFolder, folder: Path, beside: Sequence[tuple[str, RunFolder]])
     counts = counts_views(folder)
     pictures |= {each.kind: each.pictures for each in counts if each.pictures}
     tables, warned, images = _tables(run), warnings_of(run), images_view(folder)
-    warned += images.warnings if images else []
+    warned += images["warnings"] if images else []
     if beside:
         drawn_runs = compared(runs := [(folder.name, run), *beside])
         pictures["curves"] = accuracy_over(drawn_runs), accuracy_over(drawn_runs, by_bytes=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
 
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.escapes import percent
@@ -42,25 +41,6 @@ AVERAGES = {
 LARGEST_MATRIX = 24
 
 
-@dataclass(frozen=True)
-class QualityView:
-    """Parts of the page about a model of classes.
-
-    Attributes:
-        averages: in words, each with its value and interval.
-        words: whose records, and what a guess reaches.
-        pictures: key, title, picture and caption of each.
-        matrix: the confusion matrix as HTML; empty without one.
-        rows: the table of the classes as HTML; empty without one.
-    """
-
-    averages: tuple[tuple[str, str, str], ...]
-    words: str
-    pictures: tuple[tuple[str, str, str, str], ...]
-    matrix: str
-    rows: str
-
-
 def recorded_quality(run: RunFolder) -> ModelQuality | None:
     """The metrics that a run has recorded; None without any that can be read.
 
@@ -75,11 +55,17 @@ def recorded_quality(run: RunFolder) -> ModelQuality | None:
         return None
 
 
-def quality_view(run: RunFolder) -> QualityView | None:
-    """The part of the page; None for a run without test records, or of another target.
+def quality_view(run: RunFolder) -> Json | None:
+    """The part of the page about a model of classes; None for a run without test records, or of another
+    target.
 
     Args:
         run: the content of the run folder.
+
+    Returns:
+        averages: in words, each with its value and interval. words: whose records, and what a guess
+        reaches. pictures: key, title, picture and caption of each. matrix: the confusion matrix as
+        HTML; empty without one. rows: the table of the classes as HTML; empty without one.
     """
     if (found := recorded_quality(run)) is None:
         return None
@@ -104,13 +90,13 @@ def quality_view(run: RunFolder) -> QualityView | None:
         if found.left_out
         else ""
     )
-    return QualityView(
-        tuple(shown),
-        words_of(found),
-        tuple(pictures),
-        confusion_card(found.classes, found.confusion) if fits else "",
-        classes_card(found.per_class, left) if found.per_class else "",
-    )
+    return {
+        "averages": shown,
+        "words": words_of(found),
+        "pictures": pictures,
+        "matrix": confusion_card(found.classes, found.confusion) if fits else "",
+        "rows": classes_card(found.per_class, left) if found.per_class else "",
+    }
 
 
 def words_of(found: ModelQuality) -> str:
@@ -160,29 +146,16 @@ def _in_words(metric: Metric) -> tuple[str, str]:
     return f"{metric.value:.3f}", limits
 
 
-@dataclass(frozen=True)
-class MetricsView:
-    """A table of metrics, and the one that says most.
-
-    Attributes:
-        names: of the columns, in words.
-        rows: whose test records, which answer, and a text for each column.
-        score: the metric that says most, in words, such as "a mean AUROC of 0.912 over 3 answers";
-            empty if it is not known.
-        choices: what a target chose, and why.
-    """
-
-    names: tuple[str, ...]
-    rows: tuple[tuple[str, str, tuple[str, ...]], ...]
-    score: str
-    choices: tuple[str, ...] = ()
-
-
-def metrics_view(run: RunFolder) -> MetricsView | None:
-    """The metrics of a run; None for a run of classes, or one that measured nothing.
+def metrics_view(run: RunFolder) -> Json | None:
+    """A table of the metrics of a run; None for a run of classes, or one that measured nothing.
 
     Args:
         run: whose metrics have them.
+
+    Returns:
+        names: of the columns, in words. rows: whose test records, which answer, and a text for each
+        column. score: the metric that says most, in words, such as "a mean AUROC of 0.912 over 3
+        answers"; empty if it is not known. choices: what a target chose, and why.
     """
     rows = [
         ("all sites" if place == "all" else place, output, as_numbers(own))
@@ -191,20 +164,18 @@ def metrics_view(run: RunFolder) -> MetricsView | None:
     if not rows:
         return None
     names = tuple(dict.fromkeys(name for _, _, own in rows for name in own))
-    table = tuple(
-        (place, output, tuple(_text(own.get(name)) for name in names))
-        for place, output, own in rows
-    )
+    table = [
+        (place, output, [_text(own.get(name)) for name in names]) for place, output, own in rows
+    ]
     kind = TARGETS.get(str(run.config.get("task")))
     together = [own for place, _, own in rows if place == "all sites"]
-    return MetricsView(
-        tuple(IN_WORDS.get(name, name) for name in names),
-        table,
-        ""
-        if kind is None
-        else _score(kind.score, [own[kind.score] for own in together if kind.score in own]),
-        _choices(run),
-    )
+    score = "" if kind is None else _score(kind.score, together)
+    return {
+        "names": [IN_WORDS.get(name, name) for name in names],
+        "rows": table,
+        "score": score,
+        "choices": _choices(run),
+    }
 
 
 def _choices(run: RunFolder) -> tuple[str, ...]:
@@ -222,7 +193,8 @@ def _text(value: float | None) -> str:
     return f"{value:.3f}" if abs(value) < 1 else f"{value:.4g}"
 
 
-def _score(name: str, values: list[float]) -> str:
+def _score(name: str, answers: list[dict[str, float]]) -> str:
+    values = [own[name] for own in answers if name in own]
     if not values:
         return ""
     mean, words = sum(values) / len(values), IN_WORDS.get(name, name)
