@@ -199,13 +199,11 @@ def class_means(
     noise, shares = mechanism.event(1).noise_multiplier, first_round_shares(own)
     sigmas = {name: noise * math.sqrt(sites / share) for name, share in shares.items()}
     noisy = [
-        (reply.header, Sums(reply.tensors[COUNTS], reply.tensors[SUMS], None, sigmas), reply.claim)
-        for reply in replies
+        SumsSurrogate(reply.header, Sums(table[COUNTS], table[SUMS], None, sigmas), reply.claim)
+        for reply, table in zip(replies, tensors, strict=True)
+        if reply.claim is not None
     ]
-    own_means = by_site(
-        [SumsSurrogate(header, sums, claim) for header, sums, claim in noisy if claim is not None]
-    )
-    pooled = pool(own_means)
+    pooled = pool(by_site(noisy))
     middle = (pooled.records[:, None] * pooled.means).sum(0) / pooled.records.sum()
     apart = pooled.means - middle
     kept = (
