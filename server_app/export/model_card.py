@@ -5,7 +5,7 @@ its number of records.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -111,7 +111,7 @@ def model_card(model: SignedModel, run: Path, preprocessing: Preprocessing | Non
         "gaussians": model.gaussians is not None,
         "signer": model.signer,
     }
-    filters = {"quoted": _quoted, "short": _short}
+    filters: dict[str, Callable[..., str]] = {"quoted": _quoted, "short": _short}
     return render_page("model_card.md.j2.md", values, TEMPLATES, filters, _as_markdown) + "\n"
 
 

@@ -235,7 +235,7 @@ class Training:
                 f"({facts.run[:64]}), not {config.digest}"
             )
         own = {name: getattr(facts, name) for name in _Facts.OF_TRAINING}
-        return cls(config, **parts, **own, frame=frame)
+        return cls(config=config, frame=frame, **own, model=parts["model"], memory=parts["memory"])
 
 
 def _fresh(config: Run, classes: int, inputs: int) -> Tensors:
