@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -391,7 +392,7 @@ def runs(
     if problem:
         stderr_console().print(f"only run folders are listed: {problem}", style="yellow")
     if as_json:
-        print(json.dumps([row.facts() for row in rows], indent=2))
+        print(json.dumps([asdict(row) for row in rows], indent=2))
         return
     table = Table(
         Column("run", overflow="fold"),

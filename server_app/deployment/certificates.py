@@ -213,10 +213,11 @@ def credentials(folder: Path) -> list[Credential]:
         folder / "server.key"
     ).public_key() != server.public_key():
         raise ConfigError(f"{folder / 'server.key'} is not the key of server.crt; use --renew")
+    subject = authority.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value
     listed = [
         Credential(kind, name, folder / file, _digest(each), each.not_valid_after_utc)
         for kind, name, file, each in (
-            ("authority", _common_name(authority), "ca.crt", authority),
+            ("authority", str(subject), "ca.crt", authority),
             ("server", ", ".join(hosts_of(folder)), "server.crt", server),
         )
     ]
@@ -353,10 +354,6 @@ def _certificate(file: Path) -> x509.Certificate:
         raise ConfigError(
             f"{file} cannot be read as a certificate ({type(error).__name__})"
         ) from None
-
-
-def _common_name(certificate: x509.Certificate) -> str:
-    return str(certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
 
 
 def _digest(certificate: x509.Certificate) -> str:
