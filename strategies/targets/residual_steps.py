@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
-from flwr.serverapp import Grid
 from torch import Tensor
 
 from fedsurrogate.common.errors import SurrogateError
@@ -272,10 +271,6 @@ class TargetRounds(RoundsOfSums):
         """The model of the target after any round."""
         return ResidualSteps(self.config).head(training)
 
-    def _accuracy(self, grid: Grid) -> float | None:
-        """None: a target has metrics, which are of the last model."""
-        return None
-
 
 class SummedTargetRounds(SecureRounds):
     """Rounds of secure aggregation, none of which can be left out."""
@@ -286,10 +281,6 @@ class SummedTargetRounds(SecureRounds):
     def classifier(self, training: Training) -> Classifier:
         """The model of the target after any round."""
         return ResidualSteps(self.config).head(training)
-
-    def _accuracy(self, grid: Grid) -> float | None:
-        """None: a target has metrics, which are of the last model."""
-        return None
 
 
 def absorb_total(total: Total, training: Training, summed: Sequence[str]) -> None:
