@@ -21,6 +21,7 @@ from fedsurrogate.common.errors import (
     RunError,
     SurrogateError,
 )
+from fedsurrogate.common.models.classifiers import Classifier
 from fedsurrogate.common.models.devices import pick_device
 from fedsurrogate.common.signed_models.signed_model import (
     SUFFIX,
@@ -57,6 +58,7 @@ from .outcome import (
     share_in,
     whole_number,
 )
+from .training import Training
 
 COMPARE = f"{MessageType.QUERY}.compare"
 HELLO = f"{MessageType.QUERY}.hello"
@@ -100,6 +102,8 @@ class Federation(FlowerStrategy):
         # those with one.
         self._sent: list[Message] = []
         self._receivers: dict[str, int] = {}
+        # What sites had sent in the rounds of a run that this one continues.
+        self._bytes_before = 0
         # The replies of the one round.
         self._collection: Collection | None = None
         # Connected nodes. No other site may take the name of one of them, unless that one was
@@ -523,6 +527,24 @@ class Federation(FlowerStrategy):
         except SurrogateError as error:
             self.recorder.event("comparison-failed", reason=str(error))
             return None
+
+    def classifier(self, training: Training) -> Classifier:
+        """The classifier made of the model after any round, of a run in rounds."""
+        return training.classifier()
+
+    def _entry(self, training: Training, used: int, grid: Grid) -> dict[str, object]:
+        """The facts of a round that has just ended, of which so many sites were used."""
+        facts: dict[str, object] = {
+            "round": training.round,
+            "accuracy": self._accuracy(grid),
+            "bytes_up": self._bytes_before
+            + sum(site.bytes_up for site in self.outcome.sites.values()),
+            "used": used,
+        }
+        if self.config.mechanism is not None:
+            # With the rounds that were charged and did not end.
+            facts["epsilon"] = self.config.mechanism.epsilon_after(training.asked)
+        return facts
 
     def _judged(self, grid: Grid, deadline: float, values: Info) -> Info:
         """One simulated site's evaluation of the model on the whole test split. Raises

@@ -16,7 +16,6 @@ from flwr.serverapp import Grid
 
 from fedsurrogate.common.backbones.backbone_names import shown
 from fedsurrogate.common.errors import PUBLIC_SENTENCES, RunError, SurrogateError
-from fedsurrogate.common.models.classifiers import Classifier
 from fedsurrogate.common.models.parameters import Parameters, check_update, length_of
 from fedsurrogate.common.privacy.mechanism import check_stated
 from fedsurrogate.common.surrogates.surrogates import Synthetic
@@ -55,7 +54,7 @@ class Rounds(Federation, Generic[R]):
         # None between rounds.
         self._asked: tuple[list[int], set[int]] | None = None
         self._grid: Grid | None = None
-        self._started, self._bytes_before = 0.0, 0
+        self._started = 0.0
 
     @abstractmethod
     def parse(self, payload: bytes, training: Training) -> R:
@@ -136,10 +135,6 @@ class Rounds(Federation, Generic[R]):
     def records(self, reply: R) -> int:
         """Number of records behind a reply; 0 if not reported."""
         return reply.records
-
-    def classifier(self, training: Training) -> Classifier:
-        """The classifier made of the model after any round."""
-        return training.classifier()
 
     def run(self, grid: Grid, deadline: float = 0.0) -> float | None:
         """Run all remaining rounds.
@@ -297,17 +292,8 @@ class Rounds(Federation, Generic[R]):
         self._apply_defence(defended, number)
         step = self._absorbed(training, defended.kept)
         self.outcome.model = self.classifier(training)
-        accuracy = None if self._grid is None else self._accuracy(self._grid)
-        facts: dict[str, object] = {
-            "round": number,
-            "accuracy": accuracy,
-            "bytes_up": self._bytes_before + sum(site.bytes_up for site in sites.values()),
-            "used": len(replies),
-            **step,
-        }
-        if self.config.mechanism is not None:
-            facts["epsilon"] = self.config.mechanism.epsilon_after(training.asked)
-        return facts
+        assert self._grid is not None  # through which the sites were asked
+        return self._entry(training, len(replies), self._grid) | step
 
     def _absorbed(self, training: Training, replies: Sequence[R]) -> dict[str, object]:
         """Update the model so that every site accepts it; return the facts of the round.

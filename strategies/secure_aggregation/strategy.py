@@ -19,7 +19,6 @@ from flwr.serverapp import Grid
 from fedsurrogate.common.backbones.backbone_names import shown
 from fedsurrogate.common.errors import FedSurrogateError, RunError, SurrogateError
 from fedsurrogate.common.methods.method import WITHHELD, load
-from fedsurrogate.common.models.classifiers import Classifier
 from fedsurrogate.common.privacy.mechanism import DISTRIBUTED_SUMS, Mechanism, check_stated
 from fedsurrogate.common.secure_aggregation import protocol
 from fedsurrogate.common.secure_aggregation.rules import (
@@ -394,7 +393,6 @@ class SecureRounds(SecureAggregation):
     _training: Training | None = None
     # Rounds of an earlier run that were charged and did not end. The budget has no more for them.
     _charged_in_vain = 0
-    _bytes_before = 0
     # The sites of the first sum. Without distributed noise they refuse a sum with others, such as one
     # that comes back.
     _first: frozenset[str] = frozenset()
@@ -470,10 +468,6 @@ class SecureRounds(SecureAggregation):
         super().aggregate_train(server_round, replies)
         assert self._training is not None
         return arrays_of(self._training.model), metrics_of(self._training.history[-1])
-
-    def classifier(self, training: Training) -> Classifier:
-        """The classifier made of the model after any round."""
-        return training.classifier()
 
     def invite(self, grid: Grid, deadline: float, number: int | None = None) -> list[int]:
         """The connected nodes. Only the first round waits for all expected sites.
@@ -570,16 +564,7 @@ class SecureRounds(SecureAggregation):
             self._first = self._first or frozenset(summed)
         load(self.config.plan.combination.from_sums)(total, training, summed)
         self.outcome.model, self.outcome.learning = self.classifier(training), facts
-        sent = self._bytes_before + sum(site.bytes_up for site in self.outcome.sites.values())
-        entry: dict[str, object] = {
-            "round": training.round,
-            "accuracy": self._accuracy(self._grid),
-            "bytes_up": sent,
-        }
-        entry["used"] = len(summed)
-        if self.config.mechanism is not None:
-            # With the rounds that were charged and did not end.
-            entry["epsilon"] = self.config.mechanism.epsilon_after(training.asked)
+        entry = self._entry(training, len(summed), self._grid)
         training.history.append(entry)
         self.outcome.rounds = training.history
         self._keep()
