@@ -407,8 +407,8 @@ def check_method(name: object) -> None:
     """Raise ConfigError for a method that is gone: with the version that has it, and what to use."""
     if name in renamed.GONE_METHODS:
         raise ConfigError(
-            f"method = {name!r} is gone: version 0.2.0 is the last that runs it and learns from its runs; "
-            " use method = 'fedpft' with fedpft.covariance = 'gram'"
+            f"method = {name!r} is gone: version 0.2.0 is the last that runs it and learns from its "
+            "runs; use method = 'fedpft' with fedpft.covariance = 'gram'"
         )
 
 
