@@ -41,7 +41,7 @@ from fedsurrogate.common.wire.surrogate_proto import pack_map
 from fedsurrogate.strategies import stored_strategy
 from fedsurrogate.strategies.base.training import Training
 from fedsurrogate.strategies.pooling.site_weights import Total
-from fedsurrogate.strategies.targets.strategy import TargetRounds
+from fedsurrogate.strategies.targets.residual_steps import TargetRounds
 
 NAME = "targets-times-runs"
 SETS, SITES, SPLITS = ("veterans", "rossi", "whas500", "gbsg2", "aids"), (5, 50), 5

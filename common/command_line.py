@@ -52,8 +52,11 @@ class SafeConsole(Console):
         super().__init__(stderr=stderr, highlight=False, markup=False, emoji=False)
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """As of any console; a command that prints is not silent."""
+        """As of any console; a command that prints is not silent. Texts are not folded, so that a path
+        can be copied whole.
+        """
         _spoken.set()
+        options.setdefault("soft_wrap", all(isinstance(each, str) for each in objects))
         super().print(*objects, **options)
 
     def render(
@@ -170,7 +173,7 @@ def announced(line: str) -> Iterator[None]:
 
     def say() -> None:
         if not _spoken.is_set():
-            stderr_console().print(f"{line} ...", style="dim", soft_wrap=True)
+            stderr_console().print(f"{line} ...", style="dim")
 
     _spoken.clear()
     of_a_command.set()
@@ -303,7 +306,7 @@ def stderr_console() -> Console:
 
 def print_error(text: str) -> None:
     """Print one line on stderr, in red on a terminal."""
-    stderr_console().print(text, style="red", soft_wrap=True)
+    stderr_console().print(text, style="red")
 
 
 def run_config_of(settings: Sequence[str] | None) -> Run:

@@ -67,8 +67,7 @@ def unpack_counts(payload: bytes) -> Counts:
     Raises:
         SurrogateError: for bytes of no counts.
     """
-    message = pb.Counts()
-    parse(message, payload)
+    message = parse(pb.Counts, payload)
     tables: dict[str, Tensor] = {}
     names = distinct_names([table.name for table in message.tables], "table")
     for name, table in zip(names, message.tables, strict=True):

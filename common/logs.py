@@ -76,7 +76,7 @@ def counted(
             line = f"{name}: {done} of {total} {what}, {rate:.0f} {what}/s, {left:.0f} s left"
             LOG.info("%s", line)
             if of_a_command.is_set():
-                stderr_console().print(line, soft_wrap=True)
+                stderr_console().print(line)
 
     yield log
 

@@ -15,16 +15,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 
 from .errors import ConfigError, SealError, SurrogateError
-from .security.documents import (
-    Day,
-    Flat,
-    SiteName,
-    document,
-    hexadecimal,
-    json_object,
-    open_file,
-    pack_file,
-)
+from .security import documents
 from .wire.records import Info
 
 REQUEST, REPLY = b"message-request", b"message-reply"
@@ -55,7 +46,7 @@ def _values(info: Info) -> Info:
 Values = Annotated[dict[str, Any], AfterValidator(_values)]
 
 
-@document
+@documents.document
 class MessageRequest:
     """One message to one site.
 
@@ -70,13 +61,13 @@ class MessageRequest:
         payload: of the message, if it has one.
     """
 
-    id: Annotated[str, hexadecimal(64)]
+    id: Annotated[str, documents.hexadecimal(64)]
     flower_run: Annotated[str, Field(pattern="^[0-9]{1,20}$")]
-    site: SiteName
+    site: documents.SiteName
     kind: str
-    settings: Flat
+    settings: documents.Flat
     info: Values
-    expires: Day
+    expires: documents.Day
     payload: bytes | None = None
 
     def expired(self) -> bool:
@@ -84,7 +75,7 @@ class MessageRequest:
         return datetime.now(UTC).date() > date.fromisoformat(self.expires)
 
 
-@document
+@documents.document
 class MessageReply:
     """A site's answer to a request.
 
@@ -168,13 +159,13 @@ def _pack(message: MessageRequest | MessageReply, private: bytes, purpose: bytes
     content = asdict(message)
     payload = content.pop("payload")
     fields = content | {"has-payload": payload is not None}
-    return pack_file(fields, payload or b"", private, purpose)
+    return documents.pack_file(fields, payload or b"", private, purpose)
 
 
 def _unpack(content: bytes, public: bytes, purpose: bytes) -> dict[str, Any]:
     # The digest of a request is of its bytes: others with the same signature must not be answered in
     # its place.
-    signed = open_file(content, LARGEST_MANIFEST)
+    signed = documents.open_file(content, LARGEST_MANIFEST)
     try:
         signed.verify(public, purpose)
     except SealError:
@@ -182,7 +173,7 @@ def _unpack(content: bytes, public: bytes, purpose: bytes) -> dict[str, Any]:
             "the file was changed on its way, or another key signed it: its signature does not fit"
         ) from None
     try:
-        fields = json_object(signed.text)
+        fields = documents.json_object(signed.text)
         has_payload = fields.pop("has-payload") is True
         if "payload" in fields:
             raise ValueError("a payload among its values")

@@ -1,94 +1,32 @@
-"""Commands, settings and values that have another name since fedsurrogate 0.2.0, or are no more."""
+"""Commands, settings and values that have another name since fedsurrogate 0.2.0, or are no more:
+`renamed.toml` has their tables.
+"""
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-_QUEUE = (
-    "the queue of runs is gone, and no release had it; cron, at or systemd-run start `coordinator "
-    "run --proposal FILE` at a time, and the SuperLink starts one run after another"
-)
-_CRATE = (
-    "--format rocrate is gone, and fedsurrogate 0.2.0 was the last with it; `coordinator report` and "
-    "`--format card` write what a reader needs, and any archiver packs the folder of the run"
-)
-_GRAPHS = (
-    "TorchScript and torch.export are gone, and fedsurrogate 0.2.0 was the last with them; "
-    "`--format onnx` writes the same graph for onnxruntime"
-)
-_TENSORBOARD = (
-    "`coordinator tensorboard` is gone, and fedsurrogate 0.2.0 was the last with it; `coordinator "
-    "log RUN --to mlflow` logs a run, and `coordinator log runs --to prometheus` shows one that goes on"
-)
-_MAP = (
-    "public-map is gone, and fedsurrogate 0.2.0 was the last with it; fedpft.public = the file of public "
-    "features and features.projection = the file of the backbone's weights make the same map"
-)
-_PRESET = "`--preset NAME` is now `-c NAME`, before other settings"
-_SUM = "`--secure-sum` is now `--secure-aggregation`"
-# Of a command, or of a command with an option: a sentence that says what to use instead.
-GONE = {
-    "coordinator": {
-        "queue": _QUEUE,
-        "tensorboard": _TENSORBOARD,
-        "run --queue": _QUEUE,
-        "run --at": _QUEUE,
-        "export --format rocrate": _CRATE,
-        "export --format torchscript": _GRAPHS,
-        "export --format torch-export": _GRAPHS,
-        **{f"{command} --preset": _PRESET for command in ("simulate", "sweep", "plan", "run")},
-        **{f"{command} --secure-sum": _SUM for command in ("evaluate", "survey")},
-        "public-map": _MAP,
-    },
-    "site": {},
+_TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+# Today's name of each command, of each setting of a run, a site or its policy, of each line of a kit's
+# `.env`, and of each value by today's key.
+RENAMED: dict[str, dict[str, str]] = _TABLES["commands"]
+SETTINGS: dict[str, str] = _TABLES["settings"]
+SETTING_LINES: dict[str, str] = _TABLES["setting-lines"]
+VALUES: dict[str, dict[str, str]] = _TABLES["values"]
+# Methods that are no more; fedsurrogate 0.2.0 was the last with them.
+GONE_METHODS = ("afl", "fedbe", "fedcof", "fedcgs", "fedkt", "gh-ofl")
+# Settings that are no more: the value that asked for nothing, and what any other one asked for; and
+# what single values of settings that are there asked for.
+GONE_SETTINGS: dict[str, tuple[Any, str]] = {
+    key: (value, each["why"])
+    for each in _TABLES["gone-settings"]
+    for key, value in each["nothing"].items()
 }
-# Today's name of each command that had another one in fedsurrogate 0.2.0.
-RENAMED = {
-    "coordinator": {
-        "approve": "approval approve", "approver": "approval key", "attach": "watch",
-        "audit-log": "approval log", "certs": "sites certs", "enrol": "sites accept",
-        "exchange": "offline exchange", "key": "sites key", "kit": "sites kit",
-        "learn": "offline learn", "metrics": "log --to prometheus", "mlflow": "log --to mlflow",
-        "preset": "settings --preset", "propose": "approval propose", "register": "sites register",
-        "relearn": "refit", "request": "offline request", "sites": "sites list",
-        "unregister": "sites unregister",
-    },
-    "site": {
-        "classify": "generator classify", "audit": "check --attack", "disclose": "check --sheet",
-        "dry-run": "check",
-        "forget-sums": "ledger forget", "key": "offline key", "ledger": "ledger show",
-        "ledger --open": "ledger open", "models": "models list", "ood": "generator ood",
-        "policy check": "policy", "release": "offline release", "reopen-ledger": "ledger reopen",
-        "synthesize": "generator synthesize",
-    },
-}  # fmt: skip
-# Today's key of each setting of a run, a site or its policy that had another one in fedsurrogate 0.2.0.
-SETTINGS = {
-    "dpcvae.opening": "dpcvae.first-round",
-    "dpcvae.opening-share": "dpcvae.first-round-fraction",
-    "features.power": "features.power-transform",
-    "require-secure-sum": "require-secure-aggregation",
-    "secure-sum": "secure-aggregation",
-    "secure-sum-range": "secure-aggregation-range",
-    "secure-sum-records": "secure-aggregation-records",
-    "secure-sum-threshold": "secure-aggregation-threshold",
-    "target": "task",
-    "witness-dir": "check-log-dir",
-}
-# The same of the lines of a kit's `.env`.
-SETTING_LINES = {"WITNESS": "CHECK_LOG"}
-# The same of values, by today's key.
-VALUES = {
-    "fedavg.noise": {"joint": "distributed"},
-    "task": {
-        "class": "classification",
-        "labels": "multilabel",
-        "number": "regression",
-        "time": "survival",
-    },
-}
+GONE_VALUES = [(each["key"], each["value"], each["why"]) for each in _TABLES["gone-values"]]
 
 
 def renamed_setting(key: str, value: object) -> str:
@@ -115,4 +53,5 @@ def gone(program: str) -> dict[str, str]:
     renamed = {
         old: f"`{program} {old}` is now `{program} {new}`" for old, new in RENAMED[program].items()
     }
-    return GONE[program] | renamed
+    no_more = [each for each in _TABLES["gone-commands"] if each["program"] == program]
+    return {words: each["why"] for each in no_more for words in each["words"]} | renamed

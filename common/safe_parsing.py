@@ -6,13 +6,14 @@ alone is not enough.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from .errors import SurrogateError
 
+M = TypeVar("M", bound=Message)
 # Maximum number of fields: ten times the need of ten thousand classes, or of a chain message with a
 # thousand surrogates.
 MOST_FIELDS = 2**17
@@ -34,11 +35,11 @@ def canonical(message: Message) -> bytes:
     return message.SerializeToString(deterministic=True)
 
 
-def read_message(message: Message, payload: bytes, name: str) -> None:
-    """Fill a message from bytes.
+def read_message(kind: type[M], payload: bytes, name: str) -> M:
+    """Parse a message.
 
     Args:
-        message: that is filled.
+        kind: its class.
         payload: the bytes.
         name: the kind of message, for the error text.
 
@@ -46,11 +47,13 @@ def read_message(message: Message, payload: bytes, name: str) -> None:
         SurrogateError: for bytes that are no such message, have fields outside the schema, or would
             become far larger in memory.
     """
+    message = kind()
     try:
         _count(message, payload)
         message.ParseFromString(payload)
     except (DecodeError, IndexError):
         raise SurrogateError(f"{len(payload)} bytes that are not a valid {name}") from None
+    return message
 
 
 def _count(message: Message, payload: bytes) -> None:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.flower import flower
 from fedsurrogate.common.flower.interface import FlowerNode, FlowerRun, UnreachableError
+from fedsurrogate.common.security.documents import key_fingerprint
 from fedsurrogate.common.security.registrations import Registration, read_table
 
 from .deployment.fleet_guard import fingerprint_of
@@ -188,7 +189,7 @@ def list_sites(
     names = {each.node: name for name, each in table.items()}
     known = [_site(node, names.get(node.id)) for node in nodes]
     lost = [
-        KnownSite(name, _line_key(each.key), "not registered", None, None)
+        KnownSite(name, key_fingerprint(each.key.encode()), "not registered", None, None)
         for name, each in table.items()
         if each.node not in {node.id for node in nodes}
     ]
@@ -219,12 +220,6 @@ def _site(node: FlowerNode, name: str | None) -> KnownSite:
 def _key(public: bytes) -> str:
     """SHA-256 of a public key, as `coordinator sites certs` shows it; empty without one."""
     return fingerprint_of(public) if public else ""
-
-
-def _line_key(line: str) -> str:
-    from fedsurrogate.common.security.documents import key_fingerprint
-
-    return key_fingerprint(line.encode())
 
 
 LATEST = "latest"
@@ -402,10 +397,6 @@ class Row:
     progress: str
     sites: str
     age: float | None
-
-    def facts(self) -> dict[str, Any]:
-        """As a JSON object."""
-        return asdict(self)
 
 
 def overview(

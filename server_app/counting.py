@@ -241,17 +241,8 @@ def _accuracy(
 
 # Of a simulated run, the settings that decide which records its sites have.
 RECORDS = (
-    *(
-        "data",
-        "data-dir",
-        "dataset",
-        "label-column",
-        "patient-column",
-        "bag-column",
-        "site-column",
-        "weights-path",
-    ),
-    *("partition", "alpha", "classes-per-site"),
+    *("data", "data-dir", "dataset", "label-column", "patient-column", "bag-column"),
+    *("site-column", "weights-path", "partition", "alpha", "classes-per-site"),
 )
 
 # Of a target, the settings that decide how a model is learned, and may need a budget.
@@ -380,13 +371,3 @@ def _named(classes: tuple[str, ...]) -> dict[str, Scalar]:
     if any("," in name for name in classes):
         raise ConfigError("a class name with a comma cannot be in the settings of a run")
     return {"classes": ",".join(classes)}
-
-
-def rows_of(result: Mapping[str, object]) -> list[tuple[str, dict[str, object]]]:
-    """The classes of a result with their metrics, for tables."""
-    classes = result.get("classes")
-    return (
-        [(str(name), dict(each)) for name, each in classes.items()]
-        if isinstance(classes, dict)
-        else []
-    )

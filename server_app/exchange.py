@@ -37,15 +37,7 @@ from fedsurrogate.common.security.registrations import TABLE, Registration, writ
 from fedsurrogate.common.security.sealing import read_keys
 from fedsurrogate.common.settings.base import Scalar
 from fedsurrogate.common.signed_models.signed_model import is_run_folder, settings_of_run
-from fedsurrogate.common.wire.records import (
-    LARGEST_BUNDLE,
-    Bundle,
-    from_record,
-    pack_public_mean,
-    to_record,
-    unpack_bundle,
-    unpack_public_mean,
-)
+from fedsurrogate.common.wire import records
 from fedsurrogate.strategies import OneShot, stored_strategy
 from fedsurrogate.strategies.base.collection import Unrecorded
 from fedsurrogate.strategies.base.outcome import Registered, stored_receipts
@@ -60,15 +52,8 @@ from .serverapp import federate, finished
 PUBLIC = "fedpft.public"
 # Settings that matter only on the coordinator's machine, or name a file there.
 AT_HOME = (
-    "output-dir",
-    "resume",
-    "data-dir",
-    "weights-path",
-    "device",
-    PUBLIC,
-    "deadline",
-    "grace",
-    "compare",
+    *("output-dir", "resume", "data-dir", "weights-path", "device", PUBLIC),
+    *("deadline", "grace", "compare"),
 )
 
 HERE = ("output-dir", "device", "quorum", "sites")
@@ -116,7 +101,7 @@ def make_request(
         )
     settings = with_map_digest(settings)
     config = parse_run(settings)
-    centre = pack_public_mean(read_centre(config.settings.fedpft.public, config.power))
+    centre = records.pack_public_mean(read_centre(config.settings.fedpft.public, config.power))
     request = Request.fresh(
         asked_of(settings), centre, days, stored_receipts(config.settings.output_dir)
     )
@@ -163,14 +148,14 @@ def learn_from_files(
     config = parse_run({**request.flat(), **local})
     read = [(str(file), _signed(file, request, keys, receipts)) for file in bundles]
     # Earlier versions gave the same settings another digest.
-    named = [bundle.manifest.get("run") for _, bundle in read if isinstance(bundle, Bundle)]
+    named = [bundle.manifest.get("run") for _, bundle in read if isinstance(bundle, records.Bundle)]
     stored = [settings_of_run(each) for each in run_folders if is_run_folder(each)]
     named += [each.digest for each in stored if each.full_digest == config.full_digest]
     config = replace(config, stored_as=str(named[0]) if named else "")
-    kind, centre = stored_strategy(config), unpack_public_mean(request.centre)
+    kind, centre = stored_strategy(config), records.unpack_public_mean(request.centre)
     reader = kind(config, Unrecorded(), "cpu", centre)
     contents: list[tuple[str, Content]] = [
-        (file, (each.site, each.payload) if isinstance(each, Bundle) else each)
+        (file, (each.site, each.payload) if isinstance(each, records.Bundle) else each)
         for file, each in read
     ]
     contents += [(str(file), _unsigned(file, file.stem, reader)) for file in _inside(run_folders)]
@@ -205,7 +190,7 @@ def _inside(run_folders: Sequence[Path]) -> Iterator[Path]:
 
 def _signed(
     file: Path, request: Request, keys: Mapping[str, bytes], receipts: dict[str, object]
-) -> Bundle | SurrogateError:
+) -> records.Bundle | SurrogateError:
     """A site's bundle, or the error for which it is refused.
 
     Adds the bundle's receipt of the site's ledger to `receipts`.
@@ -217,7 +202,7 @@ def _signed(
     if file.suffix == ".pb":
         return SurrogateError("a surrogate without a site's signature; add it with --unsigned")
     try:
-        bundle = unpack_bundle(_read(file), request, keys)
+        bundle = records.unpack_bundle(_read(file), request, keys)
     except SurrogateError as error:
         return error
     ledger = bundle.manifest.get("ledger")
@@ -249,7 +234,7 @@ def _read(file: Path) -> bytes:
     if not file.exists():
         raise ConfigError(f"there is no file {str(file)!r}")
     try:
-        return read_at_most(file, LARGEST_BUNDLE)
+        return read_at_most(file, records.LARGEST_BUNDLE)
     except ConfigError as error:
         raise SurrogateError(str(error)) from None
 
@@ -332,7 +317,7 @@ class FileGrid(LocalGrid):
 
     def _deliver(self, message: Message) -> None:
         site = self._exchange.nodes()[message.metadata.dst_node_id]
-        payload, info = from_record(message.content, LARGEST_FILE)
+        payload, info = records.from_record(message.content, LARGEST_FILE)
         name, kind = message.metadata.message_id, message.metadata.message_type
         expires = f"{datetime.now(UTC).date() + timedelta(self._exchange.days):%Y-%m-%d}"
         request = MessageRequest(
@@ -362,7 +347,7 @@ class FileGrid(LocalGrid):
         site = self._exchange.nodes()[message.metadata.dst_node_id]
         try:
             reply = self._checked(file, site, name, request)
-            return Message(to_record(reply.payload, reply.info), reply_to=message)
+            return Message(records.to_record(reply.payload, reply.info), reply_to=message)
         except (SurrogateError, SealError, OSError, ValueError, TypeError) as error:
             refused = file.with_suffix(REFUSED)
             try:

@@ -19,17 +19,12 @@ from fedsurrogate.common.run import Run
 from fedsurrogate.common.signed_models.signed_model import MODEL_FILE, settings_of_run
 from fedsurrogate.common.surrogates.surrogates import class_order
 from fedsurrogate.common.targets.metrics import measured, metrics_of
-from fedsurrogate.common.wire.model_proto import (
-    load_model,
-    pack_classifier,
-    save_model,
-    unpack_classifier,
-)
+from fedsurrogate.common.wire import model_proto
 from fedsurrogate.common.wire.records import unpack_public_mean
 from fedsurrogate.strategies import stored_strategy
 from fedsurrogate.strategies.base.collection import Unrecorded
-from fedsurrogate.strategies.base.one_shot import CENTRE_FILE, Learned, OneShot, in_order
-from fedsurrogate.strategies.base.outcome import PointSource, Suspect
+from fedsurrogate.strategies.base.one_shot import CENTRE_FILE, OneShot, in_order
+from fedsurrogate.strategies.base.outcome import Learned, PointSource, Suspect
 
 from .runs.reader import read_payloads
 from .runs.state import read_json
@@ -104,7 +99,7 @@ def refit(
     model = learned.model
     folder = run / "refitted" / f"{datetime.now(UTC):%Y%m%dT%H%M%S%fZ}"
     folder.mkdir(parents=True)
-    save_model(model, folder / "model.safetensors")
+    model_proto.save_model(model, folder / "model.safetensors")
     facts: dict[str, object] = {
         "sites": [sent.header.site for sent in kept],
         "without": list(without),
@@ -164,8 +159,8 @@ def scores_of(run: Path, model: Classifier) -> RefitScores | None:
     of_classes = features[known], names, labels[known]
     # As sites receive them, at 16 bits.
     right, before = (
-        unpack_classifier(pack_classifier(each)).accuracy(*of_classes)[0]
-        for each in (model, load_model(run / MODEL_FILE))
+        model_proto.unpack_classifier(model_proto.pack_classifier(each)).accuracy(*of_classes)[0]
+        for each in (model, model_proto.load_model(run / MODEL_FILE))
     )
     count = int(known.sum())
     return RefitScores(count, right / count, before / count)

@@ -6,11 +6,9 @@ statistics and of weighted updates.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import torch
-from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 from torch import Tensor
 
@@ -20,14 +18,14 @@ from fedsurrogate.common.models.classifiers import Classifier, Head
 from fedsurrogate.common.models.devices import stream
 from fedsurrogate.common.models.generators import COUNTS, MEANS, SUMS, Generator, labels_evenly
 from fedsurrogate.common.models.parameters import Parameters, average, by_name
-from fedsurrogate.common.models.training_parts import Batch, train_on_features
+from fedsurrogate.common.models.training_parts import train_on_features
 from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.settings import DPCVAESettings, Settings
 from fedsurrogate.common.surrogates.class_sums import Sums
 from fedsurrogate.common.surrogates.surrogates import SumsSurrogate
 from fedsurrogate.common.wire.generator_files import pack_generator
 from fedsurrogate.common.wire.model_proto import pack_parameters, unpack_parameters
-from fedsurrogate.common.wire.records import to_record
+from fedsurrogate.common.wire.records import Info
 
 from .base.federation import Federation
 from .base.outcome import Defended
@@ -201,13 +199,11 @@ def class_means(
     noise, shares = mechanism.event(1).noise_multiplier, first_round_shares(own)
     sigmas = {name: noise * math.sqrt(sites / share) for name, share in shares.items()}
     noisy = [
-        (reply.header, Sums(reply.tensors[COUNTS], reply.tensors[SUMS], None, sigmas), reply.claim)
-        for reply in replies
+        SumsSurrogate(reply.header, Sums(table[COUNTS], table[SUMS], None, sigmas), reply.claim)
+        for reply, table in zip(replies, tensors, strict=True)
+        if reply.claim is not None
     ]
-    own_means = by_site(
-        [SumsSurrogate(header, sums, claim) for header, sums, claim in noisy if claim is not None]
-    )
-    pooled = pool(own_means)
+    pooled = pool(by_site(noisy))
     middle = (pooled.records[:, None] * pooled.means).sum(0) / pooled.records.sum()
     apart = pooled.means - middle
     kept = (
@@ -272,31 +268,6 @@ def absorb_total(total: Total, training: Training, summed: Sequence[str]) -> Non
 FILE = "generator.safetensors"
 
 
-@dataclass(frozen=True)
-class GeneratorSource:
-    """Synthetic embeddings for figures.
-
-    Attributes:
-        generator: whose embeddings a head was trained on.
-    """
-
-    generator: Generator
-
-    def sample(self, seed: int, limit: int) -> Batch:
-        """Synthetic embeddings, for figures.
-
-        Args:
-            seed: of the random stream.
-            limit: about so many embeddings.
-
-        Returns:
-            Embeddings (n, d), and labels (n,).
-        """
-        classes = len(self.generator.header.classes)
-        labels = labels_evenly(classes, max(1, limit // classes))
-        return self.generator.draw(labels, stream(seed, "picture")), labels
-
-
 class SharedGenerator(Federation):
     """A run in rounds whose result is a generator."""
 
@@ -307,7 +278,7 @@ class SharedGenerator(Federation):
         sent to the sites.
         """
         generator = Generator(training.header(), self.config, training.model)
-        self.outcome.learned = GeneratorSource(generator)
+        self.outcome.learned = generator
         self.outcome.parameters = sum(
             math.prod(shape) for shape in expected_shapes(training).values()
         )
@@ -317,14 +288,9 @@ class SharedGenerator(Federation):
         self.recorder.keep(FILE, pack_generator(generator, rounds=training.asked))
         return head_of(generator, self.config.settings, self.device)
 
-    def _broadcast(self) -> Iterable[Message]:
-        """Messages with the generator, not the head: each site can use it for its own purposes."""
-        used = [node for node, site in self.outcome.sites.items() if site.fate == "used"]
-        # A record for each site: the receipts of its ledger are added to it.
-        records = {node: to_record(self._shared, {"bytes": len(self._shared)}) for node in used}
-        return [
-            self._message(MessageType.EVALUATE, node, record) for node, record in records.items()
-        ]
+    def _evaluated_by_sites(self) -> tuple[bytes | None, Info]:
+        """The generator, not the head: each site can use it for its own purposes."""
+        return self._shared, {}
 
 
 class DPCVAE(SharedGenerator, Rounds[Parameters]):

@@ -38,14 +38,7 @@ from .base.federation import COMPARE
 from .base.outcome import Defended, Site, share_in
 from .base.rounds import Rounds
 from .base.training import Training
-from .pooling.site_weights import (
-    POOLED,
-    Total,
-    check_gradients,
-    robust_mean,
-    robust_tensors,
-    weight_of,
-)
+from .pooling import site_weights
 from .robustness.defence import defend_updates
 
 
@@ -181,16 +174,16 @@ def aggregate(
     split = [split_control(update.tensors) for update in updates]
     weights = [max(1, update.records) for update in updates]
     moved, rule = [own for own, _ in split], config.defence
-    if rule in POOLED:
-        moved, weights = [robust_tensors(moved, rule)], [1]
+    if rule in site_weights.POOLED:
+        moved, weights = [site_weights.robust_tensors(moved, rule)], [1]
     strategy = _strategy(config.plan.training, config.settings.fedavg)
     new, kept = _flower(strategy, model, moved, weights, memory)
     if all(CONTROL + name in memory for name in model):
         for name in model:
             each = torch.stack([control[name].double() for _, control in split])
             total = (
-                robust_mean(each, torch.ones(len(each)), rule) * len(each)
-                if rule in POOLED
+                site_weights.robust_mean(each, torch.ones(len(each)), rule) * len(each)
+                if rule in site_weights.POOLED
                 else each.sum(0)
             )
             kept[CONTROL + name] = (
@@ -267,7 +260,7 @@ TAIL = 6.0
 VELOCITY, RECORDS = "velocity.", "records"
 
 
-def absorb_total(total: Total, training: Training, summed: Sequence[str]) -> None:
+def absorb_total(total: site_weights.Total, training: Training, summed: Sequence[str]) -> None:
     """Update the model with a sum over sites, and finish the round.
 
     Args:
@@ -286,7 +279,7 @@ def absorb_total(total: Total, training: Training, summed: Sequence[str]) -> Non
 
 
 def _mean_update(
-    total: Total, training: Training, sites: int
+    total: site_weights.Total, training: Training, sites: int
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The model moved by the mean update, and the memory of the aggregator."""
     # With noise at every site, all weigh the same.
@@ -295,7 +288,7 @@ def _mean_update(
         if training.config.settings.epsilon
         else 0.0
     )
-    records = weight_of(total, sites, public)
+    records = site_weights.weight_of(total, sites, public)
     moved = {
         name: part.float()
         for name, part in by_name(total.tensors["update"] / records, training.shapes()).items()
@@ -305,7 +298,7 @@ def _mean_update(
 
 
 def _step(
-    total: Total, clip: float, training: Training
+    total: site_weights.Total, clip: float, training: Training
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The model after a step with momentum along the mean of clipped gradients, and the memory for
     the next one.
@@ -314,7 +307,7 @@ def _step(
     of all rounds' noisy numbers, and at least the noise on it. As gradients have norm one, the mean
     is shortened to one, plus the noise.
     """
-    check_gradients(total)
+    site_weights.check_gradients(total)
     settings, rounds = training.config.settings.fedavg, training.round + 1
     counted = training.memory.get(RECORDS, torch.zeros(1)) + total.tensors["records"].float()
     records = max(float(counted) / rounds, total.sigmas["records"] / math.sqrt(rounds), 1.0)
@@ -365,7 +358,7 @@ class Representation(Updates):
         """In a simulation, the mean accuracy of the sites' own models on the whole test split.
         Raises SurrogateError.
         """
-        used = [node for node, site in self.outcome.sites.items() if site.fate == "used"]
+        used = self.outcome.used
         info, payload = super()._judged(grid, deadline, values), self._payload()
         rest = [
             Message(to_record(payload, {"brief": True, "bytes": len(payload)}), node, COMPARE)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from torch import Tensor
 
@@ -21,15 +21,15 @@ from fedsurrogate.common.run import Run
 from fedsurrogate.common.surrogates.class_sums import Sums, lengths
 from fedsurrogate.common.surrogates.surrogates import Header, class_order
 from fedsurrogate.common.wire.model_proto import unpack_parameters
-from fedsurrogate.common.wire.records import to_record
+from fedsurrogate.common.wire.records import Info, to_record
 from fedsurrogate.common.wire.tensors import Expectation, check_header
 
 from .base.chain import Chain, Walk
 from .base.collection import Collection
 from .base.federation import COMPARE, Federation
 from .base.identifications import Group
-from .base.one_shot import Learned, OneShot
-from .base.outcome import Defended, Site, share_in
+from .base.one_shot import OneShot
+from .base.outcome import Defended, Learned, Site, share_in
 from .closed_form.statistics import Statistics, of_noisy_sums, of_sums, of_total, sum_of
 from .flower import check_no_settings
 from .pooling.class_means import moved_parameters
@@ -293,8 +293,8 @@ class Local(Federation):
         self._identified(grid)
         accuracy = self._judge(Collection(grid, self._broadcast(), self.deadline))
         if self._simulated():
-            nodes = [node for node, site in self.outcome.sites.items() if site.fate == "used"]
-            asked = [Message(to_record(None, {"brief": True}), node, COMPARE) for node in nodes]
+            brief = to_record(None, {"brief": True})
+            asked = [Message(brief, node, COMPARE) for node in self.outcome.used]
             accuracies = list(self._accuracies(Collection(grid, asked, self.deadline)))
             if accuracies:
                 self.outcome.accuracy["model"] = sum(accuracies) / len(accuracies)
@@ -336,15 +336,11 @@ class Local(Federation):
         if self.outcome.sites:
             return
         for node in self.identify(grid, self.deadline).nodes.values():
-            self.outcome.sites[node].fate, self.outcome.sites[node].reason = "used", ""
+            self.outcome.sites[node].use()
 
-    def _broadcast(self) -> Iterable[Message]:
-        """Requests without a payload for the used sites."""
-        used = [node for node, site in self.outcome.sites.items() if site.fate == "used"]
-        return [
-            self._message(MessageType.EVALUATE, node, to_record(None, {"run": self.config.digest}))
-            for node in used
-        ]
+    def _evaluated_by_sites(self) -> tuple[bytes | None, Info]:
+        """Nothing: each site evaluates its own head."""
+        return None, {"run": self.config.digest}
 
     def _accuracies(self, replies: Iterable[Message]) -> Iterable[float]:
         for reply in replies:
@@ -524,16 +520,25 @@ def pooled_sums(
     return of_noisy_sums(total)
 
 
-def _check_noisy(sent: Parameters) -> None:
-    """Raise SurrogateError for sums that no records of norm at most one, and honest noise, have."""
+def noise_of(sent: Parameters) -> dict[str, float]:
+    """Standard deviation of the noise that a site claims for each of its sums.
+
+    Raises:
+        SurrogateError: for no claim, or one for other sums.
+    """
     if sent.claim is None:
         raise SurrogateError("sums without a privacy claim")
-    sigmas = {name: sigma for name, (sigma, _) in sent.claim.noise.items()}
+    sigmas = sent.claim.sigmas
     if sigmas.keys() != sent.tensors.keys():
         raise SurrogateError(
             f"noise for {', '.join(sigmas)[:200]}, but sums {', '.join(sent.tensors)[:200]}"
         )
-    tensors = sent.tensors
+    return sigmas
+
+
+def _check_noisy(sent: Parameters) -> None:
+    """Raise SurrogateError for sums that no records of norm at most one, and honest noise, have."""
+    tensors, sigmas = sent.tensors, noise_of(sent)
     for name, length, most in lengths(Sums(tensors["counts"], tensors["sums"], None, sigmas)):
         if bool((length > most).any()):
             worst = int(torch.argmax(length - most))

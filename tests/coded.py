@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fedsurrogate.common.surrogates.class_sums import fold
 from fedsurrogate.strategies.closed_form.statistics import Statistics
+from fedsurrogate.strategies.targets import sums as pooled
 from fedsurrogate.strategies.targets.number import Annotated, Directions, _outcome, discriminant
 from fedsurrogate.strategies.targets.sums import CodedSums, Noise
 
@@ -93,7 +95,8 @@ def noisy(
         pairs = pairs + products * symmetric(len(pairs))
     noise = Noise(code, sums, squares, products)
     total = torch.zeros(d, dtype=torch.float64) if centre else table[0]
-    return CodedSums.around_zero(noisy_code, table, second, (records, total), pairs, noise)
+    moment = pooled.moment_of(records, total, fold(second))
+    return CodedSums(noisy_code, table, moment, pairs, noise)
 
 
 def ridge_discriminant(

@@ -19,6 +19,7 @@ from fedsurrogate.common.run import Run
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire.model_proto import pack_parameters, unpack_parameters
 from fedsurrogate.strategies.base.training import Training
+from fedsurrogate.strategies.targets.residual_steps import ResidualSteps
 
 Site = tuple[Any, Any]
 
@@ -77,7 +78,7 @@ def begun(run: Run, dimension: int) -> Training:
 def done(run: Run, rounds: Sequence[Sequence[Site]], least: int = 1) -> Training:
     """A run over the sites that reply in each round, by the code of both sides."""
     training = begun(run, np.asarray(rounds[0][0][0]).shape[1])
-    steps = load(run.plan.combination.learn)(run)
+    steps = ResidualSteps(run)
     for number, sites in enumerate(rounds, 1):
         replies = [released(job_of(run, site, training.model, number, least)) for site in sites]
         for reply in replies:

@@ -1,4 +1,4 @@
-"""The only room that imports private modules of Flower, behind one interface for every version."""
+"""The only room that imports private modules of Flower, behind one class for every version."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from typing import TYPE_CHECKING
 from ..errors import ConfigError
 
 if TYPE_CHECKING:
-    from .interface import Flower
+    from .v134 import Flower134
 
 
-def _v134() -> Flower:
+def _v134() -> Flower134:
     from .v134 import Flower134
 
     return Flower134()
 
 
-def _v142() -> Flower:
+def _v142() -> Flower134:
     from .v142 import Flower142
 
     return Flower142()
 
 
 # By major and minor number.
-VERSIONS: dict[str, Callable[[], Flower]] = {"1.34": _v134, "1.42": _v142}
+VERSIONS: dict[str, Callable[[], Flower134]] = {"1.34": _v134, "1.42": _v142}
 
 
 @cache
-def flower() -> Flower:
+def flower() -> Flower134:
     """The interface to the Flower that is installed here.
 
     Neither this call nor the import of this module imports Flower. The version is read from the

@@ -2,8 +2,8 @@
 version; and how many connections a key or an address may hold.
 
 Another version of Flower is another class, in a file next to `v134.py`, and a line in `VERSIONS` of
-the package. It provides every method of `Flower`, and it keeps these promises, which the two sides
-rely on:
+the package. It overrides the methods of `Flower134` in which that version differs, and it keeps these
+promises, which the two sides rely on:
 
 * `superlink` asks `refusal` about every request of the Fleet API that registers or activates a node
   or sends messages, on every protocol that the SuperLink speaks, after Flower has checked the
@@ -37,17 +37,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from ipaddress import IPv6Address, ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 from urllib.parse import unquote
 
 from ..errors import RunError
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from flwr.app import Message
-    from flwr.clientapp import ClientApp
-    from flwr.serverapp import Grid
-
     from ..settings.base import Scalar
 
 FINISHED = "finished"
@@ -118,10 +113,10 @@ class SuperNodeLog:
     """
 
     listens: str
-    connected: str
-    receives: str
-    done: tuple[str, ...]
-    inactive: str
+    connected: str = "SuperNode ID:"
+    receives: str = "Receiving:"
+    done: tuple[str, ...] = ("Sent successfully", "Failed to send", "Failed to receive", "Ignoring")
+    inactive: str = "Failed to activate SuperNode"
 
 
 Refusal = Callable[[FleetRequest], str]
@@ -201,236 +196,6 @@ class FlowerNode:
 
 class SignatureRefusedError(RunError):
     """The SuperLink refuses the signature of a node: its clock is wrong, or its key is another."""
-
-
-class Control(Protocol):
-    """The Control API of a SuperLink, connected. A request that fails raises RunError."""
-
-    def runs(self) -> list[FlowerRun]:
-        """All its runs."""
-
-    def start(self, app: Path, settings: Mapping[str, Scalar], sites: Mapping[str, Scalar]) -> str:
-        """Submit a run; return its id.
-
-        Args:
-            app: The folder of the app, as `packed_digest` has it.
-            settings: Of the run, flat.
-            sites: Those of a simulation and their resources, by Flower's names; empty for others.
-        """
-
-    def log(self, run: str) -> str:
-        """What the app of this run has written until its end, for which it waits; Flower drops the
-        messages of an ended run when it is asked.
-        """
-
-    def stop(self, run: str) -> bool:
-        """Stop the run of this id; return whether it did."""
-
-    def nodes(self, wait: float = 0.0) -> list[FlowerNode]:
-        """All its nodes. wait: seconds to wait until it listens."""
-
-    def register(self, key: bytes) -> int:
-        """Accept the node with this public key from now on; return the node's id."""
-
-    def unregister(self, node: int) -> None:
-        """Take back the key of a node, for ever."""
-
-
-class FlowerProcesses(Protocol):
-    """Flower's commands, run in the process of the caller. Those that run one do not return."""
-
-    supernode_log: SuperNodeLog
-
-    def open_log(self) -> None:
-        """Let Flower add the handlers of its log, which it does once; then they can be replaced."""
-
-    def at_exit(self, action: Callable[[], None]) -> None:
-        """Call `action` when Flower ends this process in order. Later ones are called first."""
-
-    def parse_superlink(self, arguments: Sequence[str]) -> SuperLinkArguments:
-        """The meaning of arguments of `flower-superlink`."""
-
-    def superlink(
-        self, arguments: Sequence[str], refusal: Refusal, admit: Admit, apps: Sequence[str]
-    ) -> None:
-        """Run a SuperLink to which many sites can write at once, wherever Flower is installed.
-
-        Args:
-            arguments: Those of `flower-superlink`.
-            refusal: Why a signed request of the Fleet API is refused; empty if it is not.
-            admit: Called with the SHA-256 of a run's bundle and with its settings, before anything
-                of it is stored. Raises FedSurrogateError, with words for who submitted it, to
-                refuse it.
-            apps: Program and arguments that call `coordinator_apps`, for a SuperLink that starts
-                the apps itself. Its address for apps follows.
-        """
-
-    def packed_digest(self, folder: Path) -> str:
-        """SHA-256 of the bundle that `flwr run` makes of the app in this folder."""
-
-    def coordinator_apps(self, runtime: str, task: Sequence[str], parent: int | None) -> None:
-        """Start a process for each run of a SuperLink, and for no other kind of task.
-
-        Args:
-            runtime: Address of the SuperLink's API for its apps.
-            task: Program and arguments that call `coordinator_task`; more arguments follow.
-            parent: Id of the process with which this one ends; None: it ends by itself.
-        """
-
-    def coordinator_task(self, folder: Path) -> None:
-        """Run the coordinator's app, and the simulated sites of a simulation, with the arguments
-        that `coordinator_apps` gave this process.
-
-        Args:
-            folder: The installed app.
-        """
-
-    def simulation_flags(self) -> list[str]:
-        """Arguments of `flower-superlink` for simulations, but for its addresses."""
-
-    def supernode_flags(self, runtime: str) -> list[str]:
-        """Arguments of `flower-supernode` that starts no app; its Runtime API is at `runtime`."""
-
-    def supernode(self, runtime: str, arguments: Sequence[str]) -> None:
-        """Run a SuperNode that starts no app.
-
-        Args:
-            runtime: Address of its Runtime API: host:port, or unix:/path.
-            arguments: All others of `flower-supernode`.
-
-        Raises:
-            SignatureRefusedError: The SuperLink refuses what this node has signed.
-            Exception: Any other end by an error, of Flower or of gRPC.
-        """
-
-    def superexec(self, runtime: str, starter: TaskStarter) -> None:
-        """Start a process for each task of a ClientApp, and for no other task.
-
-        Args:
-            runtime: Address of the Runtime API of the SuperNode that has the tasks.
-            starter: Starts the processes.
-        """
-
-    def client_task(self, load: Callable[[str, str], ClientApp], guard: TaskGuard) -> None:
-        """Run one task, with the arguments of this process (`sys.argv`), which `superexec` made.
-
-        Args:
-            load: The app for a run whose app has this name and this version.
-            guard: Called before and after the work.
-        """
-
-
-class FlowerLink(Protocol):
-    """What a SuperLink knows, and the form of keys there."""
-
-    def control(self, address: str, authority: Path | None) -> AbstractContextManager[Control]:
-        """Connect to a Control API.
-
-        Args:
-            address: unix:/path, without TLS, or host:port.
-            authority: File of the CA that signed the SuperLink's certificate; None without TLS.
-
-        Raises:
-            UnreachableError: Nothing answers there. Raised by the first request.
-            RunError: A request fails.
-        """
-
-    def key_bytes(self, key: ec.EllipticCurvePublicKey) -> bytes:
-        """A node's public key as the SuperLink stores it."""
-
-    def read_key(self, stored: bytes) -> ec.EllipticCurvePublicKey:
-        """The public key that the SuperLink stores so."""
-
-    def key_standing(
-        self,
-        address: str,
-        authority: bytes | None,
-        key: ec.EllipticCurvePrivateKey,
-        seconds: float,
-    ) -> tuple[Standing, float | None]:
-        """Whether a SuperLink has registered a key. Nothing changes there, and the key's node may
-        run or not.
-
-        Args:
-            address: Of the Fleet API, host:port.
-            authority: PEM of the CA that signed the SuperLink's certificate; None without TLS.
-            key: Private key of the node.
-            seconds: How long each request may take.
-
-        Returns:
-            "registered"; "unknown"; "expired": it was accepted for a time that is over; "refused": the
-            signature, as that of another time; "open": the SuperLink requires no keys; "silent": no
-            useful reply. And by how many seconds this
-            machine's clock is ahead of the SuperLink's, where that has told its time.
-        """
-
-
-class FlowerMessages(Protocol):
-    """Messages without Flower's servers."""
-
-    def local_run(self, run_id: int) -> Any:
-        """A run of this id for a `Grid`. Messages of it can be made in this process from now on."""
-
-    def stamp(self, message: Message, run_id: int) -> str:
-        """Make a new message the coordinator's in this run, as a SuperLink does; return its id."""
-
-    def transported(self, message: Message) -> Message:
-        """The message as its receiver gets it: converted to bytes and back. Its id stays."""
-
-    def pull_soon(self) -> None:
-        """Look again soon for parts of a message that are still on their way to this process."""
-
-    def outlast_interruptions(self, grid: Grid, seconds: float) -> None:
-        """Repeat a grid's calls whose connection to the SuperLink broke, until they succeed.
-
-        Args:
-            grid: Of a run; nothing changes for one that has no connection, as in a simulation.
-            seconds: How long one call may be repeated. Then it raises RunError.
-        """
-
-    def limit_replies(self, grid: Grid, largest: int) -> None:
-        """Make an error of a reply that is too large, or that cannot be read, in place of an
-        exception that ends the run.
-
-        Args:
-            grid: Of a run; nothing changes for one that has no connection, as in a simulation.
-            largest: Bytes of a reply's payload.
-        """
-
-    def failed_reply(self, message: Message, failure: Failure, reason: str) -> Message:
-        """A reply without content.
-
-        Args:
-            message: The request.
-            failure: "raised": the app raised an exception; "crashed": its process ended;
-                "unavailable": no such node.
-            reason: Text for the coordinator.
-        """
-
-
-class FlowerSimulation(Protocol):
-    """Flower's simulation, in which Ray runs the sites."""
-
-    def is_simulation(self, grid: Grid) -> bool:
-        """Whether a ServerApp's grid is that of a simulation."""
-
-    def ray_has_started(self) -> bool:
-        """Whether Ray runs in this process."""
-
-    def prepare_ray(self, seconds: float) -> None:
-        """Let Ray wait longer for its servers when it starts in this process; a second call does
-        nothing.
-
-        Args:
-            seconds: How long Ray may take for each step of its start.
-        """
-
-    def replace_killed_workers(self) -> None:
-        """Give each site that follows a killed worker of Ray a new one; call it once."""
-
-
-class Flower(FlowerProcesses, FlowerLink, FlowerMessages, FlowerSimulation, Protocol):
-    """A version of Flower."""
 
 
 Peer = tuple[str, int]

@@ -19,16 +19,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import ConfigError, FedSurrogateError, RunError
 from ..extras import needed_for
+from . import v134_fleet, v134_rounds
 from .environment import RAY_PATIENCE, UNIX
 from .interface import (
     HTTP_OPTION,
     Admit,
     Doorkeeper,
     Failure,
-    Flower,
-    FlowerMessages,
-    FlowerProcesses,
-    FlowerSimulation,
     Refusal,
     SignatureRefusedError,
     SuperLinkArguments,
@@ -37,27 +34,6 @@ from .interface import (
     TaskStarter,
 )
 from .parts import bound_received, bound_replies, bound_task
-from .v134_fleet import (
-    Link134,
-    answer_for_ended_tasks,
-    guard_fleet,
-    guard_task,
-    hurry,
-    keep_no_code,
-    leave_out_telemetry,
-    limit_fleet,
-    pull_again_soon,
-    run_superexec,
-    take_replies_again,
-)
-from .v134_rounds import (
-    ask_the_database_less,
-    bring_parts,
-    hold_pulls,
-    hold_tasks,
-    store_parts,
-    take_parts,
-)
 
 if TYPE_CHECKING:
     from flwr.app import Message
@@ -144,13 +120,24 @@ class Apps134:
     address_flags: tuple[str, ...] = ("--plugin-type", "serverapp", "--appio-api-address")
 
     def packed_digest(self, folder: Path) -> str:
-        """Flower's own command packs it, always into the same bytes."""
+        """SHA-256 of the bundle that `flwr run` makes of the app in this folder.
+
+        Flower's own command packs it, always into the same bytes.
+        """
         from flwr.cli.build import build_fab_from_disk
 
         return hashlib.sha256(build_fab_from_disk(folder)).hexdigest()
 
     def coordinator_apps(self, runtime: str, task: Sequence[str], parent: int | None) -> None:
-        """`flower-superexec`, whose processes are those of `task`."""
+        """Start a process for each run of a SuperLink, and for no other kind of task.
+
+        `flower-superexec`, whose processes are those of `task`.
+
+        Args:
+            runtime: Address of the SuperLink's API for its apps.
+            task: Program and arguments that call `coordinator_task`; more arguments follow.
+            parent: Id of the process with which this one ends; None: it ends by itself.
+        """
         from flwr.supercore.cli.flower_superexec import flower_superexec
         from flwr.supercore.superexec.executor import subprocess_executor
 
@@ -165,7 +152,14 @@ class Apps134:
         flower_superexec()
 
     def coordinator_task(self, folder: Path) -> None:
-        """`flwr-serverapp` or `flwr-simulation` that leaves the received code packed."""
+        """Run the coordinator's app, and the simulated sites of a simulation, with the arguments
+        that `coordinator_apps` gave this process.
+
+        `flwr-serverapp` or `flwr-simulation` that leaves the received code packed.
+
+        Args:
+            folder: The installed app.
+        """
         name = sys.argv.pop(1)
         if name not in TASKS:
             sys.exit(f"a coordinator starts no {name}")
@@ -187,29 +181,41 @@ LISTEN_PORT = "dashboard_agent_listen_port"
 AGENT_PORTS = ("metrics_agent_port", "metrics_export_port", LISTEN_PORT, "runtime_env_agent_port")
 
 
-class Simulation134(FlowerSimulation):
+class Simulation134:
     """Flower 1.34 with Ray 2.55."""
 
     def __init__(self) -> None:
         self._preparing, self._prepared = threading.Lock(), False
 
     def is_simulation(self, grid: Grid) -> bool:
-        """By the name of its class, so that nothing is imported."""
+        """Whether a ServerApp's grid is that of a simulation.
+
+        By the name of its class, so that nothing is imported.
+        """
         return type(grid).__name__ == "InMemoryGrid"
 
     def ray_has_started(self) -> bool:
-        """Ray says so itself."""
+        """Whether Ray runs in this process.
+
+        Ray says so itself.
+        """
         with needed_for(ENGINE):
             import ray
 
         return bool(ray.is_initialized())
 
     def prepare_ray(self, seconds: float) -> None:
-        """Half a minute can be too short on a busy machine.
+        """Let Ray wait longer for its servers when it starts in this process; a second call does
+        nothing.
+
+        Half a minute can be too short on a busy machine.
 
         Constants in Ray's code bound these waits. Two are in Python. The third, of 15 seconds, is
         in the raylet: until its two agents, which are Python programs, have written which ports
         they have. With given ports it does not wait.
+
+        Args:
+            seconds: How long Ray may take for each step of its start.
         """
         with needed_for(ENGINE):
             from ray._private import node, services
@@ -226,7 +232,9 @@ class Simulation134(FlowerSimulation):
             self._prepared = True
 
     def replace_killed_workers(self) -> None:
-        """Flower puts a killed worker back among the idle ones.
+        """Give each site that follows a killed worker of Ray a new one; call it once.
+
+        Flower puts a killed worker back among the idle ones.
 
         It then fails at once for every site that it is given, and so takes most of the sites with
         it.
@@ -321,29 +329,33 @@ ENDED_CONNECTION = ("stream removed", "rst_stream", "goaway", "socket closed", "
 """What gRPC writes, in small letters, when a connection ends during a call."""
 
 
-class Processes134(Apps134, FlowerProcesses):
+class Processes134(Apps134):
     """Commands of Flower 1.34, whose servers speak gRPC."""
 
-    supernode_log = SuperNodeLog(
-        listens="Starting Runtime API",
-        connected="SuperNode ID:",
-        receives="Receiving:",
-        done=("Sent successfully", "Failed to send", "Failed to receive", "Ignoring"),
-        inactive="Failed to activate SuperNode",
-    )
+    supernode_log = SuperNodeLog(listens="Starting Runtime API")
+    # Of the module of a task: the name of what makes what repeats its calls.
+    invokers = "make_simple_grpc_retry_invoker"
 
     def open_log(self) -> None:
-        """Import the module that adds them."""
+        """Let Flower add the handlers of its log, which it does once; then they can be replaced.
+
+        Import the module that adds them.
+        """
         import flwr.common.logger  # noqa: F401
 
     def at_exit(self, action: Callable[[], None]) -> None:
-        """Flower's signal handlers, and the ends of its commands, call it."""
+        """Call `action` when Flower ends this process in order. Later ones are called first.
+
+        Flower's signal handlers, and the ends of its commands, call it.
+        """
         from flwr.supercore.exit import add_exit_handler
 
         add_exit_handler(action)
 
     def parse_superlink(self, arguments: Sequence[str]) -> SuperLinkArguments:
-        """Flower's own parser reads them.
+        """The meaning of arguments of `flower-superlink`.
+
+        Flower's own parser reads them.
 
         Raises:
             ConfigError: An address for HTTP is among them.
@@ -362,40 +374,62 @@ class Processes134(Apps134, FlowerProcesses):
     def superlink(
         self, arguments: Sequence[str], refusal: Refusal, admit: Admit, apps: Sequence[str]
     ) -> None:
-        """`flower-superlink` with eleven changes."""
+        """Run a SuperLink to which many sites can write at once, wherever Flower is installed.
+
+        `flower-superlink` with eleven changes.
+
+        Args:
+            arguments: Those of `flower-superlink`.
+            refusal: Why a signed request of the Fleet API is refused; empty if it is not.
+            admit: Called with the SHA-256 of a run's bundle and with its settings, before anything
+                of it is stored. Raises FedSurrogateError, with words for who submitted it, to
+                refuse it.
+            apps: Program and arguments that call `coordinator_apps`, for a SuperLink that starts
+                the apps itself. Its address for apps follows.
+        """
         from flwr.server.superlink.fleet.message_handler import message_handler
         from flwr.superlink.cli import flower_superlink
         from flwr.superlink.servicer.runtime import runtime_handlers
 
-        admit_runs(admit)
         serve_commands_without_tls()
         start_own_apps([*apps, _parsed(arguments).runtime_api_address])
         allow_unix_sockets()
-        let_writers_wait()
-        find_migrations()
-        registered_only = self.parse_superlink(arguments).authenticates
-        guard_fleet(refusal, registered_only)
-        limit_fleet(Doorkeeper(), registered_only)
-        take_replies_again()
-        store_parts(message_handler)
-        store_parts(runtime_handlers)
-        hold_pulls()
-        ask_the_database_less()
+        change_superlink(refusal, admit, self.parse_superlink(arguments).authenticates)
+        v134_rounds.store_parts(message_handler)
+        v134_rounds.store_parts(runtime_handlers)
+        v134_rounds.hold_pulls()
+        v134_rounds.ask_the_database_less()
         sys.argv = ["flower-superlink", *arguments]
         flower_superlink()
 
     def simulation_flags(self) -> list[str]:
-        """It starts the apps itself."""
+        """Arguments of `flower-superlink` for simulations, but for its addresses.
+
+        It starts the apps itself.
+        """
         return ["--insecure", "--simulation", "--isolation", "subprocess"]
 
     def supernode_flags(self, runtime: str) -> list[str]:
-        """Without the first two it starts the code that a run brings."""
+        """Arguments of `flower-supernode` that starts no app; its Runtime API is at `runtime`.
+
+        Without the first two it starts the code that a run brings.
+        """
         return ["--isolation", "process", "--clientappio-api-address", runtime]
 
     def supernode(self, runtime: str, arguments: Sequence[str]) -> None:
-        """`flower-supernode`, also on a Unix socket; it outlasts a restart of the SuperLink.
+        """Run a SuperNode that starts no app.
+
+        `flower-supernode`, also on a Unix socket; it outlasts a restart of the SuperLink.
 
         Flower ends a node whose signature is refused as if a person had, with exit code 0.
+
+        Args:
+            runtime: Address of its Runtime API: host:port, or unix:/path.
+            arguments: All others of `flower-supernode`.
+
+        Raises:
+            SignatureRefusedError: The SuperLink refuses what this node has signed.
+            Exception: Any other end by an error, of Flower or of gRPC.
         """
         import grpc
         from flwr.client.grpc_rere_client import connection
@@ -413,44 +447,114 @@ class Processes134(Apps134, FlowerProcesses):
         start_client_internal._make_fleet_connection_retry_invoker = lasting(
             start_client_internal._make_fleet_connection_retry_invoker, note
         )
-        hurry(start_client_internal)
-        bound_received(start_client_internal, grpc.RpcError)
-        keep_no_code()
-        pull_again_soon()
-        answer_for_ended_tasks()
+        change_supernode(start_client_internal, grpc.RpcError)
+        v134_fleet.answer_for_ended_tasks()
         # It passes parts on as they came.
-        store_parts(runtime_handlers)
-        hold_tasks()
+        v134_rounds.store_parts(runtime_handlers)
+        v134_rounds.hold_tasks()
         calls: Any = connection
         stub = calls.FleetStub
-        calls.FleetStub = lambda channel: take_parts(stub(channel))
+        calls.FleetStub = lambda channel: v134_rounds.take_parts(stub(channel))
         calls.remove_content_from_message = lambda message: message
-        sys.argv = ["flower-supernode", *self.supernode_flags(runtime), *arguments]
-        try:
-            flower_supernode()
-        finally:
-            if refused:
-                raise SignatureRefusedError(refused[0][:300])
+        run_supernode(flower_supernode, [*self.supernode_flags(runtime), *arguments], refused)
 
     def superexec(self, runtime: str, starter: TaskStarter) -> None:
-        """`flower-superexec` with another executor, and shorter waits."""
-        run_superexec(runtime, starter)
+        """Start a process for each task of a ClientApp, and for no other task.
+
+        `flower-superexec` with another executor, and shorter waits.
+
+        Args:
+            runtime: Address of the Runtime API of the SuperNode that has the tasks.
+            starter: Starts the processes.
+        """
+        flags = ["--plugin-type", "clientapp", "--appio-api-address", runtime]
+        v134_fleet.run_superexec(flags, starter, v134_fleet.OwnExecutor)
 
     def client_task(self, load: Callable[[str, str], ClientApp], guard: TaskGuard) -> None:
-        """`flwr-clientapp` that leaves the received code packed."""
+        """Run one task, with the arguments of this process (`sys.argv`), which `superexec` made.
+
+        `flwr-clientapp` that leaves the received code packed.
+
+        Args:
+            load: The app for a run whose app has this name and this version.
+            guard: Called before and after the work.
+        """
         from flwr.supernode.cli.flwr_clientapp import flwr_clientapp
         from flwr.supernode.runtime import run_clientapp as task
 
-        leave_out_telemetry()
+        v134_fleet.leave_out_telemetry()
         end_once()
-        pull_again_soon()
+        v134_fleet.pull_again_soon()
         bound_task()
-        bring_parts(task)
-        receive = cast("Any", task).pull_task_input
-        task.pull_task_input = lambda stub: receive(take_parts(stub))
+        self.hurry_task(task)
         install_loader(task, load)
-        guard_task(task, guard, lambda to, text: Messages134().failed_reply(to, "crashed", text))
+        v134_fleet.guard_task(
+            task,
+            guard,
+            lambda to, text: Messages134().failed_reply(to, "crashed", text),
+            self.invokers,
+        )
         flwr_clientapp()
+
+    def hurry_task(self, task: Any) -> None:
+        """Let small messages and their parts be one call each way.
+
+        Args:
+            task: The module `flwr.supernode.runtime.run_clientapp`.
+        """
+        v134_rounds.bring_parts(task)
+        receive = task.pull_task_input
+        task.pull_task_input = lambda stub: receive(v134_rounds.take_parts(stub))
+
+
+def change_superlink(refusal: Refusal, admit: Admit, registered_only: bool) -> None:
+    """Make the changes of a SuperLink that every version needs.
+
+    Args:
+        refusal: As for `superlink`.
+        admit: As for `superlink`.
+        registered_only: Whether only registered keys may take part.
+    """
+    admit_runs(admit)
+    let_writers_wait()
+    find_migrations()
+    v134_fleet.guard_fleet(refusal, registered_only)
+    v134_fleet.limit_fleet(Doorkeeper(), registered_only)
+    v134_fleet.take_replies_again()
+
+
+def change_supernode(node: Any, interruptions: type[Exception]) -> None:
+    """Make the changes of a SuperNode that every version needs.
+
+    Args:
+        node: The module `flwr.supernode.start_client_internal`.
+        interruptions: What a connection raises.
+    """
+    v134_fleet.hurry(node)
+    bound_received(node, interruptions)
+    v134_fleet.keep_no_code()
+    v134_fleet.pull_again_soon()
+
+
+def run_supernode(
+    command: Callable[[], object], arguments: Sequence[str], refused: Sequence[str]
+) -> None:
+    """Run a SuperNode, and say whether the SuperLink has refused its signature.
+
+    Args:
+        command: `flower-supernode`.
+        arguments: Of it.
+        refused: Why the SuperLink has refused calls, so far.
+
+    Raises:
+        SignatureRefusedError: It has.
+    """
+    sys.argv = ["flower-supernode", *arguments]
+    try:
+        command()
+    finally:
+        if refused:
+            raise SignatureRefusedError(refused[0][:300])
 
 
 def install_loader(task: Any, load: Callable[[str, str], ClientApp]) -> None:
@@ -470,17 +574,23 @@ def install_loader(task: Any, load: Callable[[str, str], ClientApp]) -> None:
     task.install_from_fab, task.get_load_client_app_fn = leave_packed, loader
 
 
-class Messages134(FlowerMessages):
+class Messages134:
     """Messages of Flower 1.34, of which the parts are objects with ids."""
 
     def local_run(self, run_id: int) -> Any:
-        """A `Run`. Messages can be made anywhere."""
+        """A run of this id for a `Grid`. Messages of it can be made in this process from now on.
+
+        A `Run`. Messages can be made anywhere.
+        """
         from flwr.supercore.run import Run
 
         return Run.create_empty(run_id=run_id)
 
     def stamp(self, message: Message, run_id: int) -> str:
-        """The SuperLink is a node too."""
+        """Make a new message the coordinator's in this run, as a SuperLink does; return its id.
+
+        The SuperLink is a node too.
+        """
         from flwr.common.constant import SUPERLINK_NODE_ID
 
         message.metadata.__dict__["_run_id"] = run_id
@@ -488,7 +598,10 @@ class Messages134(FlowerMessages):
         return _named(message, message.object_id)
 
     def transported(self, message: Message) -> Message:
-        """Each object becomes bytes, as on the wire."""
+        """The message as its receiver gets it: converted to bytes and back. Its id stays.
+
+        Each object becomes bytes, as on the wire.
+        """
         from flwr.app import Message as Received
         from flwr.supercore.inflatable.inflatable_object import (
             get_all_nested_objects,
@@ -507,20 +620,37 @@ class Messages134(FlowerMessages):
         return received
 
     def pull_soon(self) -> None:
-        """Flower waits for a second first, then longer."""
-        pull_again_soon()
+        """Look again soon for parts of a message that are still on their way to this process.
+
+        Flower waits for a second first, then longer.
+        """
+        v134_fleet.pull_again_soon()
 
     def outlast_interruptions(self, grid: Grid, seconds: float) -> None:
-        """Flower itself repeats only calls that were never begun (UNAVAILABLE), and for ever.
+        """Repeat a grid's calls whose connection to the SuperLink broke, until they succeed.
+
+        Flower itself repeats only calls that were never begun (UNAVAILABLE), and for ever.
 
         A SuperLink that ends cancels those that it has begun. All of a run's calls can be repeated:
         it stores a message once, and a reply stays until it is confirmed.
+
+        Args:
+            grid: Of a run; nothing changes for one that has no connection, as in a simulation.
+            seconds: How long one call may be repeated. Then it raises RunError.
         """
         if hasattr(grid, "_retry_invoker"):
             outlast(grid._retry_invoker, seconds)
 
     def limit_replies(self, grid: Grid, largest: int) -> None:
-        """The module of a grid with a connection makes messages of their parts itself."""
+        """Make an error of a reply that is too large, or that cannot be read, in place of an
+        exception that ends the run.
+
+        The module of a grid with a connection makes messages of their parts itself.
+
+        Args:
+            grid: Of a run; nothing changes for one that has no connection, as in a simulation.
+            largest: Bytes of a reply's payload.
+        """
         from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest as Received
 
         module, own = sys.modules[type(grid).__module__], cast("Any", grid)
@@ -538,8 +668,8 @@ class Messages134(FlowerMessages):
         """Let small messages and their parts be one call each way, and wait for replies in a call, with
         the SuperLink of `superlink`.
         """
-        bring_parts(sys.modules[type(grid).__module__])
-        take_parts(self.calls(grid))
+        v134_rounds.bring_parts(sys.modules[type(grid).__module__])
+        v134_rounds.take_parts(self.calls(grid))
         pull: Callable[[Iterable[str]], Iterable[Message]] = grid.pull_messages
 
         def pull_messages(names: Iterable[str]) -> Iterable[Message]:
@@ -552,7 +682,16 @@ class Messages134(FlowerMessages):
         return grid._stub
 
     def failed_reply(self, message: Message, failure: Failure, reason: str) -> Message:
-        """A message with an error in place of a content."""
+        """A reply without content.
+
+        A message with an error in place of a content.
+
+        Args:
+            message: The request.
+            failure: "raised": the app raised an exception; "crashed": its process ended;
+                "unavailable": no such node.
+            reason: Text for the coordinator.
+        """
         from flwr.app import Error
         from flwr.app import Message as Reply
         from flwr.common.constant import ErrorCode
@@ -630,7 +769,7 @@ def _interrupted(error: Any) -> bool:
     )
 
 
-class Flower134(Processes134, Link134, Messages134, Simulation134, Flower):
+class Flower134(Processes134, v134_fleet.Link134, Messages134, Simulation134):
     """Flower 1.34."""
 
 

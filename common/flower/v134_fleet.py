@@ -12,7 +12,7 @@ import hashlib
 import secrets
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
@@ -25,10 +25,8 @@ from ..errors import RunError, SurrogateError
 from .environment import HERE, REMOTE, UNIX, Pace, no_proxy_option
 from .interface import (
     HAS_EXPIRED,
-    Control,
     Doorkeeper,
     FleetRequest,
-    FlowerLink,
     FlowerNode,
     FlowerRun,
     Standing,
@@ -285,12 +283,23 @@ START_SECONDS = 300.0
 """How long a request to the Control API may take."""
 
 
-class Link134(FlowerLink):
+class Link134:
     """Connections to a SuperLink of Flower 1.34."""
 
     @contextmanager
     def control(self, address: str, authority: Path | None) -> Iterator[Control]:
-        """The SuperLink refuses clients that do not name their version."""
+        """Connect to a Control API.
+
+        The SuperLink refuses clients that do not name their version.
+
+        Args:
+            address: unix:/path, without TLS, or host:port.
+            authority: File of the CA that signed the SuperLink's certificate; None without TLS.
+
+        Raises:
+            UnreachableError: Nothing answers there. Raised by the first request.
+            RunError: A request fails.
+        """
         import grpc
         from flwr.proto.control_pb2_grpc import ControlStub
         from flwr.supercore.interceptors import RuntimeVersionClientInterceptor
@@ -300,20 +309,26 @@ class Link134(FlowerLink):
         pem = None if authority is None or address.startswith(UNIX) else authority.read_bytes()
         with _channel(address, pem, no_proxy_option(address)) as channel:
             try:
-                yield Control134(stub(grpc.intercept_channel(channel, version)))
+                yield Control(stub(grpc.intercept_channel(channel, version)))
             except grpc.RpcError as error:
                 why = f"{error.code().name}: {error.details()}"[:300]
                 kind = UnreachableError if error.code() == grpc.StatusCode.UNAVAILABLE else RunError
                 raise kind(f"the SuperLink at {address} has failed a request ({why})") from None
 
     def key_bytes(self, key: ec.EllipticCurvePublicKey) -> bytes:
-        """PEM."""
+        """A node's public key as the SuperLink stores it.
+
+        PEM.
+        """
         from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
         return public_key_to_bytes(key)
 
     def read_key(self, stored: bytes) -> ec.EllipticCurvePublicKey:
-        """From PEM."""
+        """The public key that the SuperLink stores so.
+
+        From PEM.
+        """
         from flwr.supercore.primitives.asymmetric import bytes_to_public_key
 
         return bytes_to_public_key(stored)
@@ -325,9 +340,24 @@ class Link134(FlowerLink):
         key: ec.EllipticCurvePrivateKey,
         seconds: float,
     ) -> tuple[Standing, float | None]:
-        """Request an activation with an invalid heartbeat.
+        """Whether a SuperLink has registered a key. Nothing changes there, and the key's node may
+        run or not.
+
+        Request an activation with an invalid heartbeat.
 
         The SuperLink looks up the key before it refuses this.
+
+        Args:
+            address: Of the Fleet API, host:port.
+            authority: PEM of the CA that signed the SuperLink's certificate; None without TLS.
+            key: Private key of the node.
+            seconds: How long each request may take.
+
+        Returns:
+            "registered"; "unknown"; "expired": it was accepted for a time that is over; "refused": the
+            signature, as that of another time; "open": the SuperLink requires no keys; "silent": no
+            useful reply. And by how many seconds this
+            machine's clock is ahead of the SuperLink's, where that has told its time.
         """
         import grpc
         from flwr.client.grpc_rere_client import node_auth_client_interceptor
@@ -366,21 +396,32 @@ class Link134(FlowerLink):
         return by_status.get(signed, "silent"), ahead
 
 
-class Control134(Control):
-    """Requests over a stub of the Control API."""
+class Control:
+    """The Control API of a SuperLink, connected: requests over a stub. One that fails raises RunError."""
 
     def __init__(self, stub: Any) -> None:
         self._stub = stub
 
     def runs(self) -> list[FlowerRun]:
-        """In no order."""
+        """All its runs.
+
+        In no order.
+        """
         from flwr.proto.control_pb2 import ListRunsRequest
 
         reply = self._stub.ListRuns(ListRunsRequest(), timeout=SECONDS)
         return [_run(number, each) for number, each in reply.run_dict.items()]
 
     def start(self, app: Path, settings: Mapping[str, Scalar], sites: Mapping[str, Scalar]) -> str:
-        """As `flwr run` does."""
+        """Submit a run; return its id.
+
+        As `flwr run` does.
+
+        Args:
+            app: The folder of the app, as `packed_digest` has it.
+            settings: Of the run, flat.
+            sites: Those of a simulation and their resources, by Flower's names; empty for others.
+        """
         from flwr.cli.build import build_fab_from_disk
         from flwr.common.serde import fab_to_proto, user_config_to_proto
         from flwr.proto.control_pb2 import StartRunRequest
@@ -397,7 +438,11 @@ class Control134(Control):
         return str(self._stub.StartRun(request, timeout=START_SECONDS).run_id)
 
     def log(self, run: str) -> str:
-        """In pieces."""
+        """What the app of this run has written until its end, for which it waits; Flower drops the
+        messages of an ended run when it is asked.
+
+        In pieces.
+        """
         from flwr.proto.control_pb2 import StreamLogsRequest
 
         request = StreamLogsRequest(run_id=int(run))
@@ -405,13 +450,19 @@ class Control134(Control):
         return "".join(piece.log_output for piece in pieces)
 
     def stop(self, run: str) -> bool:
-        """The SuperLink refuses to stop a run that has ended."""
+        """Stop the run of this id; return whether it did.
+
+        The SuperLink refuses to stop a run that has ended.
+        """
         from flwr.proto.control_pb2 import StopRunRequest
 
         return bool(self._stub.StopRun(StopRunRequest(run_id=int(run)), timeout=SECONDS).success)
 
     def nodes(self, wait: float = 0.0) -> list[FlowerNode]:
-        """Also those whose key was taken back."""
+        """All its nodes. wait: seconds to wait until it listens.
+
+        Also those whose key was taken back.
+        """
         from flwr.proto.control_pb2 import ListNodesRequest
 
         seconds = wait or SECONDS
@@ -419,14 +470,20 @@ class Control134(Control):
         return [_node(each) for each in reply.nodes_info]
 
     def register(self, key: bytes) -> int:
-        """The SuperLink refuses a key that it has ever known."""
+        """Accept the node with this public key from now on; return the node's id.
+
+        The SuperLink refuses a key that it has ever known.
+        """
         from flwr.proto.control_pb2 import RegisterNodeRequest
 
         request = RegisterNodeRequest(public_key=key)
         return int(self._stub.RegisterNode(request, timeout=SECONDS).node_id)
 
     def unregister(self, node: int) -> None:
-        """Its status is "unregistered" from then on."""
+        """Take back the key of a node, for ever.
+
+        Its status is "unregistered" from then on.
+        """
         from flwr.proto.control_pb2 import UnregisterNodeRequest
 
         self._stub.UnregisterNode(UnregisterNodeRequest(node_id=node), timeout=SECONDS)
@@ -503,8 +560,16 @@ class OwnExecutor:
         return LaunchResult.accepted()
 
 
-def run_superexec(runtime: str, starter: TaskStarter) -> None:
-    """`flower-superexec`, whose plugin `clientapp` takes tasks of this kind only."""
+def run_superexec(
+    flags: Sequence[str], starter: TaskStarter, executor: Callable[[TaskStarter, Pace], OwnExecutor]
+) -> None:
+    """`flower-superexec` with another executor, and shorter waits.
+
+    Args:
+        flags: Of the command: what it takes tasks from, and of which kind.
+        starter: Starts a process for each.
+        executor: Makes the executor.
+    """
     from flwr.supercore.cli.flower_superexec import flower_superexec
     from flwr.supercore.superexec import run_superexec as loop
 
@@ -514,13 +579,10 @@ def run_superexec(runtime: str, starter: TaskStarter) -> None:
         starter.tend()
         pace.sleep(seconds)
 
-    def executor(*_: object, **__: object) -> OwnExecutor:
-        return OwnExecutor(starter, pace)
-
-    loop.get_executor = executor  # type: ignore[attr-defined]
-    loop.time = SimpleNamespace(sleep=pause)  # type: ignore[assignment, attr-defined]
-    flags = ["--insecure", "--plugin-type", "clientapp", "--appio-api-address", runtime]
-    sys.argv = ["flower-superexec", *flags]
+    module: Any = loop
+    module.get_executor = lambda *_, **__: executor(starter, pace)
+    module.time = SimpleNamespace(sleep=pause)
+    sys.argv = ["flower-superexec", "--insecure", *flags]
     flower_superexec()
 
 
@@ -674,7 +736,7 @@ def guard_task(
     task: Any,
     guard: TaskGuard,
     failed: Callable[[Message, str], Message],
-    invokers: str = "make_simple_grpc_retry_invoker",
+    invokers: str,
 ) -> None:
     """Call a guard when `task` has received its message, and around the sending of its reply.
 

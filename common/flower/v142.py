@@ -6,46 +6,12 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import RunError
-from . import v134_fleet
-from .environment import HERE, UNIX, Pace
-from .interface import (
-    Admit,
-    Doorkeeper,
-    Flower,
-    Refusal,
-    SignatureRefusedError,
-    SuperLinkArguments,
-    SuperNodeLog,
-    TaskGuard,
-    TaskStarter,
-)
-from .parts import bound_received, bound_task
-from .v134 import (
-    Messages134,
-    Processes134,
-    Simulation134,
-    admit_runs,
-    end_once,
-    find_migrations,
-    install_loader,
-    let_writers_wait,
-    meaning,
-    start_own_apps,
-)
-from .v134_fleet import (
-    guard_fleet,
-    guard_task,
-    hurry,
-    keep_no_code,
-    leave_out_telemetry,
-    limit_fleet,
-    pull_again_soon,
-    take_replies_again,
-)
+from . import v134, v134_fleet
+from .environment import UNIX
+from .interface import Admit, Refusal, SuperLinkArguments, SuperNodeLog, TaskGuard, TaskStarter
 from .v142_fleet import Link142, own_sockets, reach_unix_sockets, read_addresses, reason, serve
 
 if TYPE_CHECKING:
@@ -55,8 +21,6 @@ if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
     from flwr.serverapp import Grid
     from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult
-
-    from .interface import TaskStarter
 
 
 REFUSED = "this site starts only the ClientApp that is installed there"
@@ -81,26 +45,6 @@ class ClientAppExecutor(v134_fleet.OwnExecutor):
 
     def close(self) -> None:
         """The starter ends its processes itself."""
-
-
-def run_superexec(runtime: str, starter: TaskStarter) -> None:
-    """`flower-superexec` that takes tasks of ClientApps only."""
-    from flwr.supercore.cli.flower_superexec import flower_superexec
-    from flwr.supercore.superexec import run_superexec as loop
-
-    pace = Pace(HERE)
-
-    def pause(seconds: float) -> None:
-        starter.tend()
-        pace.sleep(seconds)
-
-    def executor(*_: object, **__: object) -> ClientAppExecutor:
-        return ClientAppExecutor(starter, pace)
-
-    module: Any = loop
-    module.get_executor, module.time = executor, SimpleNamespace(sleep=pause)
-    sys.argv = ["flower-superexec", "--insecure", "--runtime-api-address", runtime]
-    flower_superexec()
 
 
 class _OtherTaskError(Exception):
@@ -170,22 +114,17 @@ GRPC_CONTROL = "FLWR_INTERNAL_GRPC_CONTROL_API"
 """Variable with which it would also hear commands over gRPC, at a port."""
 
 
-class Processes142(Processes134):
+class Processes142(v134.Processes134):
     """Commands of Flower 1.42, whose servers speak HTTP; the SuperLink also gRPC, with sites of 1.34."""
 
     address_flags = ("--runtime-api-address",)
-    supernode_log = SuperNodeLog(
-        listens="Application startup complete",
-        connected="SuperNode ID:",
-        receives="Receiving:",
-        done=("Sent successfully", "Failed to send", "Failed to receive", "Ignoring"),
-        inactive="Failed to activate SuperNode",
-    )
+    supernode_log = SuperNodeLog(listens="Application startup complete")
+    invokers = "make_simple_http_retry_invoker"
 
     def parse_superlink(self, arguments: Sequence[str]) -> SuperLinkArguments:
         """Flower has no names for the addresses of the two APIs."""
         addresses = read_addresses(arguments)
-        return meaning(addresses.rest, (addresses.control, addresses.runtime))
+        return v134.meaning(addresses.rest, (addresses.control, addresses.runtime))
 
     def superlink(
         self, arguments: Sequence[str], refusal: Refusal, admit: Admit, apps: Sequence[str]
@@ -194,13 +133,8 @@ class Processes142(Processes134):
         addresses = read_addresses(arguments)
         registered_only = self.parse_superlink(arguments).authenticates
         os.environ[GRPC_FLEET], os.environ[GRPC_CONTROL] = "1", "0"
-        admit_runs(admit)
-        start_own_apps([*apps, addresses.runtime])
-        let_writers_wait()
-        find_migrations()
-        guard_fleet(refusal, registered_only)
-        limit_fleet(Doorkeeper(), registered_only)
-        take_replies_again()
+        v134.start_own_apps([*apps, addresses.runtime])
+        v134.change_superlink(refusal, admit, registered_only)
         # By its name: the package has a function of this name, too.
         module: Any = import_module("flwr.superlink.cli.flower_superlink")
         module.uvicorn = serve(module.uvicorn, addresses, refusal, registered_only)
@@ -247,44 +181,26 @@ class Processes142(Processes134):
 
         signer.intercept = intercept
         refuse_other_tasks(start_client_internal)
-        hurry(start_client_internal)
-        bound_received(start_client_internal, httpx.HTTPError)
-        keep_no_code()
-        pull_again_soon()
+        v134.change_supernode(start_client_internal, httpx.HTTPError)
         answer_for_ended_tasks()
-        sys.argv = ["flower-supernode", *self.supernode_flags(runtime), *arguments]
-        try:
-            command.flower_supernode()
-        finally:
-            if refused:
-                raise SignatureRefusedError(refused[0][:300])
+        flags = [*self.supernode_flags(runtime), *arguments]
+        v134.run_supernode(command.flower_supernode, flags, refused)
 
     def superexec(self, runtime: str, starter: TaskStarter) -> None:
         """`flower-superexec` with another executor, and shorter waits."""
         reach_unix_sockets()
-        run_superexec(runtime, starter)
+        v134_fleet.run_superexec(["--runtime-api-address", runtime], starter, ClientAppExecutor)
 
     def client_task(self, load: Callable[[str, str], ClientApp], guard: TaskGuard) -> None:
-        """`flwr-clientapp` that leaves the received code packed."""
-        from flwr.supernode.cli.flwr_clientapp import flwr_clientapp
-        from flwr.supernode.runtime import run_clientapp as task
-
+        """At a socket, too."""
         reach_unix_sockets()
-        leave_out_telemetry()
-        end_once()
-        pull_again_soon()
-        bound_task()
-        install_loader(task, load)
-        guard_task(
-            task,
-            guard,
-            lambda to, text: Messages142().failed_reply(to, "crashed", text),
-            "make_simple_http_retry_invoker",
-        )
-        flwr_clientapp()
+        super().client_task(load, guard)
+
+    def hurry_task(self, task: Any) -> None:
+        """Each part is a call, as in Flower."""
 
 
-class Messages142(Messages134):
+class Messages142(v134.Messages134):
     """Messages of Flower 1.42, which know the task that makes them."""
 
     def local_run(self, run_id: int) -> Any:
@@ -326,5 +242,5 @@ class Messages142(Messages134):
         invoker.invoke = invoke
 
 
-class Flower142(Processes142, Link142, Messages142, Simulation134, Flower):
+class Flower142(Processes142, Link142, Messages142, v134.Flower134):
     """Flower 1.42."""

@@ -32,14 +32,13 @@ from .interface import (
     HAS_EXPIRED,
     HTTP_OPTION,
     RUNTIME_OPTION,
-    Control,
     Doorkeeper,
     FleetRequest,
     Places,
     Standing,
     UnreachableError,
 )
-from .v134_fleet import LARGEST_MESSAGE, SECONDS, Control134, Link134, fleet_request
+from .v134_fleet import LARGEST_MESSAGE, SECONDS, Control, Link134, fleet_request
 
 if TYPE_CHECKING:
     import httpx
@@ -515,7 +514,7 @@ class Link142(Link134):
         return by_code.get(signed, "silent"), ahead
 
 
-class Control142(Control134):
+class Control142(Control):
     """Requests over HTTP."""
 
     def nodes(self, wait: float = 0.0) -> Any:

@@ -23,19 +23,12 @@ from ..privacy.mechanism import (
     TheoremNoise,
 )
 from ..privacy.shares import EM_STEPS, budget_shares
-from ..settings import AnyCovariance, Covariance, FedPFTSettings, Settings
+from ..settings import FedPFTSettings, Settings
+from ..settings.base import AnyCovariance, Covariance
 from ..settings.heads import TargetSettings
 from ..targets.target import Target
 from ..terms import Term
-from . import heads
-from .logistic_rounds import (
-    LOGISTIC,
-    LOGISTIC_HEAD,
-    USUAL_SITES,
-    logistic_plan,
-    with_dimensions,
-    with_solver,
-)
+from . import heads, logistic_rounds
 from .method import BY_HARM, Combination, Defences, Field, Messages, Method, Plan, Sizes, Work
 from .sums import MOMENTS, coded_rounds_plan, coded_sums_plan, refused, weighs_own_parts
 
@@ -211,7 +204,7 @@ def _private(settings: Settings) -> Form:
         return Form(
             "spherical", SET_RANK, SET_BITS, "its mechanism needs a covariance of each class"
         )
-    sites = settings.site_count or USUAL_SITES
+    sites = settings.site_count or logistic_rounds.USUAL_SITES
     d = named_dimension(settings.data, settings.backbone, settings.image_size) or USUAL_DIMENSION
     records = settings.features.records
     signal = settings.epsilon * records / math.sqrt(sites * d)
@@ -248,7 +241,7 @@ SOLVERS_IN_WORDS = {
     "sampled": "trained on samples of the surrogates",
     BY_STATISTICS: "in closed form: linear discriminant analysis, or least squares where the class "
     "means of the sites differ",
-    LOGISTIC: LOGISTIC_HEAD,
+    logistic_rounds.LOGISTIC: logistic_rounds.LOGISTIC_HEAD,
     BALANCED_RIDGE: "least squares with classes of equal weight, in closed form",
 }
 
@@ -289,8 +282,8 @@ def choices(settings: Settings) -> Choices:
         mechanism = EM if own.components > 1 else SUMS
     family: AnyCovariance = "spherical" if mechanism == EM else own.covariance
     solver: str
-    if settings.head.solver == LOGISTIC:
-        solver = LOGISTIC
+    if settings.head.solver == logistic_rounds.LOGISTIC:
+        solver = logistic_rounds.LOGISTIC
     elif mechanism in NOISY:
         solver = "noisy sums"
     elif settings.head.solver != "auto":
@@ -304,8 +297,8 @@ def choices(settings: Settings) -> Choices:
 
 def plan(settings: Settings) -> Plan:
     """The plan of FedPFT: as a star, as a chain, or in rounds. Secure aggregation has no chain."""
-    if settings.head.solver == LOGISTIC:
-        return logistic_plan(settings)
+    if settings.head.solver == logistic_rounds.LOGISTIC:
+        return logistic_rounds.logistic_plan(settings)
     chosen, own = choices(settings), settings.fedpft
     chain = own.topology == "chain" and not settings.secure_aggregation
     sends = surrogate_fields(chosen, own.bits or AUTO_BITS)
@@ -382,7 +375,9 @@ FEDPFT = Method(
     reads=("fedpft",),
     learns=("head",),
     shown="fedpft",
-    fill=lambda settings: with_dimensions(filled(with_solver(settings))),
+    fill=lambda settings: logistic_rounds.with_dimensions(
+        filled(logistic_rounds.with_solver(settings))
+    ),
 )
 
 

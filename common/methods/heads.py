@@ -9,33 +9,24 @@ from dataclasses import replace
 from functools import partial
 
 from ..settings import HeadSettings, Settings
-from .method import (
-    GRADIENTS,
-    UPDATE_DEFENCES,
-    VOTE_DEFENCES,
-    Combination,
-    Defences,
-    Field,
-    Messages,
-    Method,
-    Plan,
-    Sizes,
-    Work,
+from . import method
+
+HEAD = (
+    method.Field("weight", "C d", degree=-1),
+    method.Field("bias", "C", degree=0, count="weight"),
 )
-
-HEAD = (Field("weight", "C d", degree=-1), Field("bias", "C", degree=0, count="weight"))
-HEADS = (Field("weight", "S C d"), Field("bias", "S C"))
+HEADS = (method.Field("weight", "S C d"), method.Field("bias", "S C"))
 
 
-def symbols(sites: int, classes: int, dimension: int, records: int) -> Sizes:
+def symbols(sites: int, classes: int, dimension: int, records: int) -> method.Sizes:
     """S: number of sites, if the settings give it."""
     return {"S": max(1, sites)}
 
 
-def work(head: HeadSettings, private: bool, classes: int, dimension: int) -> Work:
+def work(head: HeadSettings, private: bool, classes: int, dimension: int) -> method.Work:
     """The work of training one head."""
-    gradients = GRADIENTS if private else 4
-    return Work(head.min_steps, head.epochs, numbers=dimension * classes * gradients)
+    gradients = method.GRADIENTS if private else 4
+    return method.Work(head.min_steps, head.epochs, numbers=dimension * classes * gradients)
 
 
 # A chain message replaces the one before it, and no other has what the earlier sites have.
@@ -45,46 +36,46 @@ CHAIN_GAP = (
 )
 
 
-def chain_work(head: HeadSettings, private: bool, classes: int, dimension: int) -> Work:
+def chain_work(head: HeadSettings, private: bool, classes: int, dimension: int) -> method.Work:
     """The work of training one head, with sampled records."""
     return replace(work(head, private, classes, dimension), synthetic=head.max_samples)
 
 
-def plan(settings: Settings) -> Plan:
+def plan(settings: Settings) -> method.Plan:
     """The plan of a method whose sites train a head and send it once."""
-    return Plan(
+    return method.Plan(
         kind="one-shot",
-        messages=Messages(
+        messages=method.Messages(
             HEAD, (), HEAD, symbols=partial(symbols, settings.site_count), identifies=False
         ),
-        combination=Combination(
+        combination=method.Combination(
             site="fedsurrogate.client_app.methods.local_training:own_head",
             strategy="fedsurrogate.strategies.heads:Heads",
             learn="fedsurrogate.strategies.heads:average_head",
             stored=True,
         ),
         work=partial(work, settings.head, bool(settings.epsilon)),
-        defences=UPDATE_DEFENCES,
+        defences=method.UPDATE_DEFENCES,
     )
 
 
-def _learned_by(plan: Plan, function: str) -> Plan:
+def _learned_by(plan: method.Plan, function: str) -> method.Plan:
     learn = f"fedsurrogate.strategies.heads:{function}"
     return replace(plan, combination=replace(plan.combination, learn=learn))
 
 
-def ensemble_plan(settings: Settings) -> Plan:
+def ensemble_plan(settings: Settings) -> method.Plan:
     """The plan of an ensemble: the result is all heads."""
     own = _learned_by(plan(settings), "ensemble")
-    return replace(own, messages=replace(own.messages, result=HEADS), defences=VOTE_DEFENCES)
+    return replace(own, messages=replace(own.messages, result=HEADS), defences=method.VOTE_DEFENCES)
 
 
-def highest_plan(settings: Settings) -> Plan:
+def highest_plan(settings: Settings) -> method.Plan:
     """The plan of an ensemble that takes the highest probability over all heads."""
     return _learned_by(ensemble_plan(settings), "highest_ensemble")
 
 
-def local_plan(settings: Settings) -> Plan:
+def local_plan(settings: Settings) -> method.Plan:
     """The plan of sites that train alone."""
     own = plan(settings)
     alone = replace(
@@ -97,12 +88,14 @@ def local_plan(settings: Settings) -> Plan:
         stored=False,
     )
     messages = replace(own.messages, sends=(), result=(), identifies=True)
-    nothing = Defences(reason=", which combines nothing")
+    nothing = method.Defences(reason=", which combines nothing")
     return replace(own, kind="alone", messages=messages, combination=alone, defences=nothing)
 
 
-def _head_method(name: str, title: str, paper: str, own: Callable[[Settings], Plan]) -> Method:
-    return Method(name, title, paper, own, reads=("head", "baseline"), shown="baseline")
+def _head_method(
+    name: str, title: str, paper: str, own: Callable[[Settings], method.Plan]
+) -> method.Method:
+    return method.Method(name, title, paper, own, reads=("head", "baseline"), shown="baseline")
 
 
 AVERAGE = _head_method("average", "The average of heads", "one round of FedAvg", plan)

@@ -12,18 +12,7 @@ from ..settings import FeaturesSettings, FedPFTSettings, Settings
 from ..settings.heads import AUTO, FEWEST_MAPPED, MOST_DIMENSIONS, TargetSettings
 from ..targets.target import CODE, RECORDS, SUMS, TOTALS
 from ..terms import Term, noise_in_rounds
-from .method import (
-    MESSAGE,
-    Combination,
-    Defences,
-    Field,
-    Messages,
-    ModelTraining,
-    Plan,
-    Sizes,
-    Work,
-    fields_of,
-)
+from . import method
 from .sums import weighs_own_parts
 
 # Its value of head.solver, and in words.
@@ -69,7 +58,7 @@ GAP = (
 OF_ONE_SUM = ("covariance", "components", "rank", "bits", "privacy", "topology", "seal")
 
 
-def logistic_plan(settings: Settings) -> Plan:
+def logistic_plan(settings: Settings) -> method.Plan:
     """The plan of a head that minimises the logistic loss, from sums of clipped gradients.
 
     Args:
@@ -77,20 +66,20 @@ def logistic_plan(settings: Settings) -> Plan:
     """
     own, rounds = settings.fedpft, 1 + steps_of(settings.epsilon)
     first_round = FIRST if own.public else FIRST_ALONE
-    public_map = (Field(PROJECTION, "p d"), Field(CENTRE, "d"))
-    head = (Field(WEIGHT, "C k"), Field(BIAS, "C"), *public_map)
-    return Plan(
+    public_map = (method.Field(PROJECTION, "p d"), method.Field(CENTRE, "d"))
+    head = (method.Field(WEIGHT, "C k"), method.Field(BIAS, "C"), *public_map)
+    return method.Plan(
         kind="rounds",
-        messages=Messages(
-            sends=fields_of(GRADIENT),
-            first=fields_of(first_round),
-            receives=(*head, Field(BOUND, "1")),
+        messages=method.Messages(
+            sends=method.fields_of(GRADIENT),
+            first=method.fields_of(first_round),
+            receives=(*head, method.Field(BOUND, "1")),
             result=head,
             symbols=partial(_symbols, settings.features),
             all_classes=True,
         ),
-        combination=Combination(
-            site=MESSAGE,
+        combination=method.Combination(
+            site=method.MESSAGE,
             strategy="fedsurrogate.strategies.fedpft.logistic_rounds:LogisticRoundsOfSites",
             sums=GRADIENT,
             first_sums=first_round,
@@ -98,15 +87,15 @@ def logistic_plan(settings: Settings) -> Plan:
             from_sums="fedsurrogate.strategies.fedpft.logistic_rounds:absorb_total",
             sum_strategy="fedsurrogate.strategies.fedpft.logistic_rounds:LogisticRounds",
         ),
-        work=lambda classes, dimension: Work(
+        work=lambda classes, dimension: method.Work(
             passes=1, rounds=rounds, numbers=dimension * (dimension + 2 * classes)
         ),
         privacy=_noise_of(settings),
-        defences=Defences(
+        defences=method.Defences(
             reason=", whose gradients are bounded and not screened; max-share limits a site",
             gap=GAP,
         ),
-        training=ModelTraining(
+        training=method.ModelTraining(
             frames=False,
             rounds=rounds,
             start="fedsurrogate.strategies.fedpft.logistic_rounds:LogisticStart",
@@ -202,7 +191,9 @@ def with_dimensions(settings: Settings) -> Settings:
     return settings.model_copy(update={"features": given})
 
 
-def _symbols(features: FeaturesSettings, classes: int, dimension: int, records: int) -> Sizes:
+def _symbols(
+    features: FeaturesSettings, classes: int, dimension: int, records: int
+) -> method.Sizes:
     """k dimensions after the projection, p rows of it, none where nothing projects, j with the
     constant, l lengths and s factors of scores.
     """

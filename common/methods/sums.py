@@ -14,19 +14,8 @@ from ..settings import FeaturesSettings, Settings
 from ..settings.heads import AUTO
 from ..targets.target import Course, Target
 from ..terms import Term, noise_in_rounds
+from . import method
 from .heads import HEAD
-from .method import (
-    MESSAGE,
-    Combination,
-    Defences,
-    Field,
-    Messages,
-    ModelTraining,
-    Plan,
-    Sizes,
-    Work,
-    fields_of,
-)
 
 # What secure aggregation adds up: class counts, class sums of features, and the second moment of all
 # features, folded; with T = d (d + 1) / 2.
@@ -35,7 +24,7 @@ MOMENTS = (Term("counts", "C"), Term("sums", "C d", 1, count="counts"), Term("sq
 
 def class_sums_plan(
     settings: Settings, learn: str, shares: Mapping[str, float] | None = None
-) -> Plan:
+) -> method.Plan:
     """The plan of a method whose sites send their class counts and sums of features once.
 
     The site's part, secure aggregation, the schema, planned bytes, refitting and the ledger follow from
@@ -62,8 +51,8 @@ def class_sums_plan(
     """
     private = bool(settings.epsilon) and shares is not None
     sends = (
-        Field("counts", "C", -LARGEST_COUNT if private else 0, LARGEST_COUNT),
-        *fields_of(MOMENTS[1:2]),
+        method.Field("counts", "C", -LARGEST_COUNT if private else 0, LARGEST_COUNT),
+        *method.fields_of(MOMENTS[1:2]),
     )
     privacy = None
     if settings.epsilon and shares is not None:
@@ -72,20 +61,20 @@ def class_sums_plan(
         name = DISTRIBUTED_SUMS if settings.secure_aggregation else SUMS
         privacy = NoisySums(name, settings.epsilon, settings.delta, shares)
 
-    def work(classes: int, dimension: int) -> Work:
-        return Work(passes=1, numbers=dimension * (1 + classes))
+    def work(classes: int, dimension: int) -> method.Work:
+        return method.Work(passes=1, numbers=dimension * (1 + classes))
 
-    return Plan(
+    return method.Plan(
         kind="one-shot",
-        messages=Messages(
+        messages=method.Messages(
             sends,
             (),
             HEAD,
             identifies=False,
             all_classes=private and not settings.secure_aggregation,
         ),
-        combination=Combination(
-            site=MESSAGE,
+        combination=method.Combination(
+            site=method.MESSAGE,
             strategy="fedsurrogate.strategies.heads:FromStatistics",
             learn=learn,
             stored=True,
@@ -95,7 +84,7 @@ def class_sums_plan(
         ),
         work=work,
         privacy=privacy,
-        defences=Defences(reason=", whose class sums show no harm; max-share limits a site"),
+        defences=method.Defences(reason=", whose class sums show no harm; max-share limits a site"),
         ranges=True,
     )
 
@@ -104,7 +93,7 @@ def class_sums_plan(
 RANGED = 2.0
 
 
-def coded_sums_plan(settings: Settings, target: Target, clip: float | None) -> Plan:
+def coded_sums_plan(settings: Settings, target: Target, clip: float | None) -> method.Plan:
     """The plan of a method whose sites send sums over the code of their records once.
 
     Args:
@@ -126,19 +115,19 @@ def coded_sums_plan(settings: Settings, target: Target, clip: float | None) -> P
         clip or 0.0,
         {each.name: each.bound for each in sums},
     )
-    outputs = (Field("weight", "o d"), Field("bias", "o"))
-    return Plan(
+    outputs = (method.Field("weight", "o d"), method.Field("bias", "o"))
+    return method.Plan(
         kind="one-shot",
-        messages=Messages(
-            fields_of(sums, LARGEST_COUNT),
+        messages=method.Messages(
+            method.fields_of(sums, LARGEST_COUNT),
             (),
             outputs,
             symbols=partial(coded_sizes, len(target.outputs), target.blocks),
             identifies=False,
             all_classes=True,
         ),
-        combination=Combination(
-            site=MESSAGE,
+        combination=method.Combination(
+            site=method.MESSAGE,
             strategy="fedsurrogate.strategies.targets.strategy:FromCodedSums",
             evaluate="fedsurrogate.client_app.methods.evaluation:received_target_model",
             stored=True,
@@ -146,9 +135,11 @@ def coded_sums_plan(settings: Settings, target: Target, clip: float | None) -> P
             site_sums="fedsurrogate.client_app.methods.sums:coded_moments",
             from_sums="fedsurrogate.strategies.targets.strategy:learn_from_sum",
         ),
-        work=lambda classes, dimension: Work(passes=1, numbers=dimension * (dimension + classes)),
+        work=lambda classes, dimension: method.Work(
+            passes=1, numbers=dimension * (dimension + classes)
+        ),
         privacy=privacy if private else None,
-        defences=Defences(
+        defences=method.Defences(
             ("none", "harm") if target.compared else ("none",),
             reason=", whose sums over a code show only what a site costs the others",
             fewest=4,
@@ -177,7 +168,9 @@ def weighs_own_parts(features: FeaturesSettings, public: str) -> bool:
     return features.projection == AUTO and not (public or features.ranges)
 
 
-def coded_sizes(outputs: int, blocks: int, classes: int, dimension: int, records: int) -> Sizes:
+def coded_sizes(
+    outputs: int, blocks: int, classes: int, dimension: int, records: int
+) -> method.Sizes:
     """o outputs; B blocks of sites; T and P numbers of a symmetric matrix of features, and of the
     code.
     """
@@ -190,7 +183,7 @@ def in_ranges(sums: tuple[Term, ...], ranged: bool) -> tuple[Term, ...]:
     return tuple(replace(each, largest=RANGED) for each in sums) if ranged else sums
 
 
-def refused(plan: Plan, why: str) -> Plan:
+def refused(plan: method.Plan, why: str) -> method.Plan:
     """The plan with a reason why it does not support the settings; empty leaves it as it is."""
     return replace(plan, refusal=plan.refusal or why)
 
@@ -199,10 +192,12 @@ GAP = (
     "sums over a code in rounds are limited in size, not compared between sites: one hostile site can "
     "spoil the model; use max-share, or sites that you trust"
 )
-WHOLE = "fedsurrogate.strategies.targets.strategy:"
+IN_ROUNDS = "fedsurrogate.strategies.targets.residual_steps:"
 
 
-def coded_rounds_plan(settings: Settings, target: Target, course: Course, clip: float) -> Plan:
+def coded_rounds_plan(
+    settings: Settings, target: Target, course: Course, clip: float
+) -> method.Plan:
     """The plan of a method whose sites send sums over the code of their records in rounds.
 
     Args:
@@ -213,37 +208,36 @@ def coded_rounds_plan(settings: Settings, target: Target, course: Course, clip: 
     """
     ranged = bool(settings.features.ranges)
     each, first = (in_ranges(sums, ranged) for sums in (course.each, course.first or ()))
-    return Plan(
+    return method.Plan(
         kind="rounds",
-        messages=Messages(
-            sends=fields_of(each, LARGEST_COUNT),
-            receives=tuple(Field(name, shape) for name, shape in course.receives),
-            result=(Field("weight", "o d"), Field("bias", "o")),
-            first=fields_of(first, LARGEST_COUNT) or None,
+        messages=method.Messages(
+            sends=method.fields_of(each, LARGEST_COUNT),
+            receives=tuple(method.Field(name, shape) for name, shape in course.receives),
+            result=(method.Field("weight", "o d"), method.Field("bias", "o")),
+            first=method.fields_of(first, LARGEST_COUNT) or None,
             symbols=partial(coded_sizes, len(target.outputs), 0),
             all_classes=True,
         ),
-        combination=Combination(
-            site=MESSAGE,
-            strategy=WHOLE + "TargetRounds",
+        combination=method.Combination(
+            site=method.MESSAGE,
+            strategy=IN_ROUNDS + "TargetRounds",
             evaluate="fedsurrogate.client_app.methods.evaluation:received_target_model",
-            learn=course.steps,
             sums=each,
             first_sums=first or None,
             site_sums=course.site_sums,
-            from_sums=WHOLE + "absorb_total",
-            sum_strategy=WHOLE + "SummedTargetRounds",
+            from_sums=IN_ROUNDS + "absorb_total",
+            sum_strategy=IN_ROUNDS + "SummedTargetRounds",
         ),
-        work=lambda classes, dimension: Work(
+        work=lambda classes, dimension: method.Work(
             passes=1, rounds=course.rounds, numbers=dimension * (dimension + classes)
         ),
         privacy=noise_in_rounds(each, settings, clip, course.rounds, first, course.first_share)
         if settings.epsilon
         else None,
-        defences=Defences(
+        defences=method.Defences(
             reason=", whose sums over a code are not compared; max-share limits a site", gap=GAP
         ),
-        training=ModelTraining(frames=False, rounds=course.rounds, start=course.steps),
+        training=method.ModelTraining(frames=False, rounds=course.rounds, start=course.steps),
         refusal=_refusal(settings.features.given_projection, settings.fedpft.public),
         head="from sums over the code of the target, in rounds",
         variant=target.name,

@@ -8,25 +8,14 @@ from functools import partial
 
 from ..backbones.backbone_names import OF_IMAGE_SIZE
 from ..settings import FedLAPSettings, Model, Settings
-from .method import (
-    GRADIENTS,
-    Combination,
-    Defences,
-    Field,
-    Messages,
-    Method,
-    ModelTraining,
-    Plan,
-    Sizes,
-    Work,
-)
+from . import method
 from .training import MODEL, model_numbers, numbers_held, sgd_noise, variant_of
 
-IMAGES = (Field("images", "N d"), Field("labels", "l"))
+IMAGES = (method.Field("images", "N d"), method.Field("labels", "l"))
 # The same after parsing.
-LABELLED = (Field("images", "N d"), Field("labels", "N", 0))
+LABELLED = (method.Field("images", "N d"), method.Field("labels", "N", 0))
 # The screen examines the gradients of synthetic images; a median of images means nothing.
-SCREENED = Defences(
+SCREENED = method.Defences(
     ("none", "screen"),
     ": synthetic images of several sites have no median",
     fewest=4,
@@ -74,7 +63,7 @@ def _with_descent(settings: Settings) -> Settings:
 
 def _symbols(
     own: FedLAPSettings, named: int, private: bool, classes: int, dimension: int, records: int
-) -> Sizes:
+) -> method.Sizes:
     """N: synthetic images; l: 16-bit words of their labels, one byte each; P: parameters of the
     model.
     """
@@ -83,11 +72,11 @@ def _symbols(
     return {"N": images, "l": images // 2, "P": model_numbers(own, total, dimension)}
 
 
-def _work(own: FedLAPSettings, private: bool, classes: int, dimension: int) -> Work:
+def _work(own: FedLAPSettings, private: bool, classes: int, dimension: int) -> method.Work:
     """The work of a site: steps of the images, of the model between them, and of the radius search."""
     loops, images = own.trajectories * own.loops, own.images_per_class * max(1, classes)
-    model = numbers_held(own, classes, dimension) * (GRADIENTS if private else 4)
-    return Work(
+    model = numbers_held(own, classes, dimension) * (method.GRADIENTS if private else 4)
+    return method.Work(
         steps=own.private_steps + loops * (own.image_steps + own.model_steps) + own.server_steps,
         passes=round(own.private_steps * (own.sample_rate if private else 1.0)),
         rounds=own.rounds,
@@ -112,16 +101,16 @@ def _private_refusal(own: FedLAPSettings) -> str:
     return ""
 
 
-def plan(settings: Settings) -> Plan:
+def plan(settings: Settings) -> method.Plan:
     """The plan of FedLAP: sites send images that imitate their loss landscape, and the radius in
     which they do.
     """
     own, private = settings.fedlap, bool(settings.epsilon)
     symbols = partial(_symbols, own, len(settings.classes), private)
-    return Plan(
+    return method.Plan(
         kind="rounds",
-        messages=Messages(IMAGES, MODEL, MODEL, parsed=LABELLED, symbols=symbols),
-        combination=Combination(
+        messages=method.Messages(IMAGES, MODEL, MODEL, parsed=LABELLED, symbols=symbols),
+        combination=method.Combination(
             site="fedsurrogate.client_app.methods.fedlap.approximation:approximate",
             strategy="fedsurrogate.strategies.fedlap:FedLAP",
             makes_surrogates=True,
@@ -129,28 +118,28 @@ def plan(settings: Settings) -> Plan:
         work=partial(_work, own, private),
         privacy=sgd_noise(own, settings) if private else None,
         defences=SCREENED,
-        training=ModelTraining("fedlap", unit_features=True, frames=False),
+        training=method.ModelTraining("fedlap", unit_features=True, frames=False),
         refusal=_private_refusal(own) if private else "",
         variant=variant_of(own.kind),
     )
 
 
-def psg_plan(settings: Settings) -> Plan:
+def psg_plan(settings: Settings) -> method.Plan:
     """The plan of PSG: FedLAP-DP without a radius."""
     return _without_radius(plan(settings), "psg")
 
 
-def _without_radius(own: Plan, name: str) -> Plan:
+def _without_radius(own: method.Plan, name: str) -> method.Plan:
     combination = replace(
         own.combination, site=f"fedsurrogate.client_app.methods.fedlap.approximation:{name}"
     )
     return replace(own, combination=combination)
 
 
-def _by_class(name: str) -> Callable[[Settings], Plan]:
+def _by_class(name: str) -> Callable[[Settings], method.Plan]:
     """The plan of a method that matches images to the records of their own class, without privacy."""
 
-    def by_class(settings: Settings) -> Plan:
+    def by_class(settings: Settings) -> method.Plan:
         text = (
             f"fedlap.labels = 'all': method = {settings.method!r} matches each class by its "
             "own records; remove it"
@@ -161,7 +150,7 @@ def _by_class(name: str) -> Callable[[Settings], Plan]:
     return by_class
 
 
-FEDLAP = Method(
+FEDLAP = method.Method(
     name="fedlap",
     title="FedLAP",
     paper="Wang et al. 2024, algorithms 1 to 3",

@@ -9,14 +9,8 @@ from functools import cache, partial
 from ..errors import LARGEST_COUNT
 from ..privacy.mechanism import DISTRIBUTED_SUMS, SGD, NoisyRounds
 from ..privacy.shares import DISTRIBUTED_STEP, budget_shares
-from ..settings import (
-    DPCVAESettings,
-    FedAvgSettings,
-    FedLAPSettings,
-    Model,
-    PrivacyBudget,
-    Settings,
-)
+from ..settings import DPCVAESettings, FedAvgSettings, FedLAPSettings, Model, Settings
+from ..settings.settings import PrivacyBudget
 from ..targets.target import Objective, Target
 from ..terms import Term
 from .method import (

@@ -19,6 +19,7 @@ from torch.nn.functional import one_hot
 
 from ..errors import LARGEST_DIMENSION, SurrogateError
 from ..privacy.gaussian_mechanism import clip_rows
+from .devices import stream
 from .networks import parameters_of
 from .parameters import Tensors
 
@@ -373,6 +374,20 @@ class Generator:
     header: Header
     run: Run
     tensors: Tensors
+
+    def sample(self, seed: int, limit: int) -> tuple[Tensor, Tensor]:
+        """Synthetic embeddings for figures, the same number of every class.
+
+        Args:
+            seed: of the random stream.
+            limit: about so many embeddings.
+
+        Returns:
+            Embeddings (n, d), and labels (n,).
+        """
+        classes = len(self.header.classes)
+        labels = labels_evenly(classes, max(1, limit // classes))
+        return self.draw(labels, stream(seed, "picture")), labels
 
     def checked(self) -> Generator:
         """This generator.

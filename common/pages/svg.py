@@ -25,14 +25,17 @@ def render_page(
     values: Mapping[str, Any],
     folder: Path | None = None,
     filters: Mapping[str, Callable[..., Any]] | None = None,
+    written: Callable[[str], str] = for_terminal,
 ) -> str:
-    """A page, HTML. Texts in it are escaped, and have no character that `for_terminal` replaces.
+    """A page, HTML or Markdown. Texts in it are escaped, and have no character that `for_terminal`
+    replaces.
 
     Args:
         template: of Jinja, or the name of its file in `folder`.
         values: by the name that the template uses.
         folder: of templates that include each other; None for `template` itself.
         filters: of the template, by name.
+        written: how a text is written before it is escaped for HTML.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -43,7 +46,7 @@ def render_page(
         trim_blocks=True,
         lstrip_blocks=True,
         # Markup is a text of another type: it stays.
-        finalize=lambda value: for_terminal(value) if type(value) is str else value,
+        finalize=lambda value: written(value) if type(value) is str else value,
     )
     environment.filters.update(filters or {})
     found = (
@@ -262,117 +265,11 @@ def in_groups(counts: NDArray[np.float64], groups: int) -> NDArray[np.float64]:
     return np.stack([np.nanmean(part, axis=0) for part in np.array_split(counts, groups)])
 
 
-STYLE = """\
-<style>
-:root { color-scheme: light dark; --page: #f4f6f9; --line: #dde2ea; LIGHT
-  --good: #00704f; --bad: #b3261e; --bad-back: #fdeceb; --mark: #fff4d6; --warn: #b07800; --accent: #0072b2; }
-@media (prefers-color-scheme: dark) { :root { --page: #11161d; --line: #2e3846; DARK
-  --good: #5fd0a8; --bad: #ff9a91; --bad-back: #3a1d1c; --mark: #3d3314; --warn: #d9a93a; --accent: #6cb8e6; } }
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--page); color: var(--ink); font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto,
-  "Helvetica Neue", Arial, sans-serif; overflow-wrap: anywhere; -webkit-text-size-adjust: 100%; }
-main { max-width: 1100px; margin: 0 auto; padding: 40px 24px 56px; }
-h1 { font-size: clamp(21px, 3.2vw, 30px); line-height: 1.28; font-weight: 650; letter-spacing: -.012em; margin: 6px 0 24px;
-  text-wrap: balance; }
-h2 { font-size: 17px; font-weight: 650; margin: 0 0 10px; }
-h3 { font-size: 13px; font-weight: 600; margin: 0 0 6px; color: var(--quiet); text-align: center; }
-p { margin: 0 0 10px; max-width: 76ch; }
-.quiet, .eyebrow { color: var(--quiet); }
-.eyebrow { font-size: 13px; margin: 0; }
-.banner { border: 1px solid var(--bad); border-left-width: 5px; border-radius: 8px; background: var(--bad-back);
-  padding: 14px 18px; margin: 0 0 24px; }
-.banner h2 { color: var(--bad); margin: 0 0 4px; }
-.banner.little { border-color: var(--warn); background: var(--mark); }
-.banner.little h2 { color: var(--ink); }
-.banner ul { margin: 6px 0 0; padding-left: 20px; }
-.tiles { display: flex; flex-wrap: wrap; gap: 1px; margin: 0 0 24px;
-  background: var(--line); border: 1px solid var(--line); border-radius: 10px; overflow: hidden; }
-.tile { flex: 1 1 150px; background: var(--card); padding: 14px 18px; }
-.tile dt { font-size: 13px; color: var(--quiet); }
-.tile dd { margin: 0; font-size: 22px; white-space: nowrap; font-weight: 650; line-height: 1.3; font-variant-numeric: tabular-nums; }
-.tile dd.quiet { font-size: 13px; white-space: normal; font-weight: 400; }
-.grid { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: 20px; }
-.card { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 18px 20px; margin: 0; min-width: 0; }
-.wide { grid-column: 1 / -1; }
-.alone { display: grid; grid-template-columns: minmax(0, 640px) minmax(0, 1fr); gap: 28px; align-items: center; }
-.alone .plots svg { max-width: 480px; }
-.csv { margin: 10px 0 0; font-size: 13px; }
-a { color: var(--accent); }
-.wide .plots { grid-template-columns: repeat(auto-fit, minmax(min(320px, 100%), 1fr)); }
-.plots { display: grid; gap: 16px; padding: 8px; margin: 0 -8px; }
-.plots svg { display: block; width: 100%; max-width: 600px; height: auto; margin: 0 auto; }
-.plots svg * { stroke-linejoin: round; stroke-linecap: butt; }
-.plots text { font-family: system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif !important; }
-figcaption { font-size: 14px; color: var(--quiet); margin-top: 10px; }
-section.card, footer.card { margin-top: 20px; }
-.plain { margin: 0 0 14px; padding-left: 20px; max-width: 82ch; }
-.before { margin-bottom: 2px; }
-.kind { white-space: nowrap; }
-.after { margin-top: 10px; font-size: 14px; }
-.rest { columns: 3 260px; column-gap: 28px; margin: 14px 0 0; padding: 0; list-style: none; font-size: 13px; }
-.rest li { break-inside: avoid; padding: 2px 0; }
-.scroll { overflow: auto; max-height: 640px;
-  background: linear-gradient(to right, var(--card) 30%, transparent) left / 36px 100% no-repeat local,
-    linear-gradient(to left, var(--card) 30%, transparent) right / 36px 100% no-repeat local,
-    linear-gradient(to right, var(--rule), transparent) left / 10px 100% no-repeat scroll,
-    linear-gradient(to left, var(--rule), transparent) right / 10px 100% no-repeat scroll; }
-table { border-collapse: collapse; width: 100%; font-size: 14px; font-variant-numeric: tabular-nums; }
-th { text-align: left; font-weight: 600; color: var(--quiet); position: sticky; top: 0; background: var(--card);
-  box-shadow: inset 0 -1px var(--line); white-space: nowrap; }
-th, td { padding: 6px 18px 6px 0; vertical-align: top; }
-td { border-bottom: 1px solid var(--line); }
-tbody tr:last-child td { border-bottom: 0; }
-.confusion td.cell { text-align: right; background: color-mix(in srgb, var(--accent) calc(var(--share) * 55%), transparent); padding: 8px 7px; }
-.confusion th.number { padding: 6px 7px; }
-.confusion td, .confusion th { white-space: nowrap; }
-.grid section.card { margin-top: 0; }
-.limits { display: block; white-space: nowrap; font-size: 12px; }
-.dense th, .tight th { white-space: normal; vertical-align: bottom; }
-.tight th { overflow-wrap: break-word; }
-.dense th, .dense td { padding-right: 8px; overflow-wrap: break-word; }
-.dense .limits { font-size: 11px; }
-.number { text-align: right; white-space: nowrap; }
-.name { min-width: 15ch; }
-.scroll td:first-child { min-width: 10ch; }
-.reason { min-width: 20ch; width: 45%; }
-.bad { color: var(--bad); font-weight: 600; }
-.good { color: var(--good); }
-.good, .bad { white-space: nowrap; }
-code { font-size: 13px; font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
-.changed td { background: var(--mark); }
-.changed td:first-child, th:first-child, td:first-child { padding-left: 8px; }
-.changed td:nth-child(2) { font-weight: 700; }
-footer { font-size: 13px; color: var(--quiet); }
-footer dl { display: grid; grid-template-columns: max-content 1fr; gap: 2px 16px; margin: 0; }
-footer dd { margin: 0; }
-@media screen and (max-width: 760px) {
-  main { padding: 24px 14px 40px; }
-  .grid, .alone { grid-template-columns: minmax(0, 1fr); }
-  .card { padding: 14px; }
-  .tile { padding: 12px 14px; }
-  .tile dd { font-size: 20px; }
-  .dense thead { display: none; }
-  .dense tr { display: block; padding: 6px 0; border-bottom: 1px solid var(--line); }
-  .dense tbody tr:last-child { border-bottom: 0; }
-  .dense td, .scroll .dense td { width: auto; min-width: 0; }
-  .dense td { display: flex; justify-content: space-between; gap: 12px; padding: 2px 8px; border: 0; text-align: right; }
-  .dense td::before { content: attr(data-name); color: var(--quiet); text-align: left; }
-  .dense .limits { display: inline; font-size: 12px; }
-}
-@media print {
-  :root { color-scheme: light; LIGHT --page: #fff; --ink: #000; --quiet: #444; --line: #bbb; --bad: #b3261e;
-    --bad-back: #fff; --good: #00704f; --mark: #f3efe0; }
-  body { font-size: 12px; }
-  main { padding: 0; max-width: none; }
-  .scroll { max-height: none; overflow: visible; }
-  .card, .banner, .tiles { break-inside: avoid; }
-  section.card { break-inside: auto; }
-  th { position: static; }
-  tr { break-inside: avoid; }
-  * { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
-}
-</style>
-""".replace("LIGHT", theme(dark=False)).replace("DARK", theme(dark=True))
+# Flower packs no file of an app whose name ends in .html, .css or .j2, so the names of these end in
+# .md.
+TEMPLATES = Path(__file__).parent / "templates"
+STYLE = (TEMPLATES / "style.css.md").read_text(encoding="utf-8")
+STYLE = STYLE.replace("LIGHT", theme(dark=False)).replace("DARK", theme(dark=True))
 
 
 def page_head(title: str) -> str:
@@ -412,30 +309,10 @@ CAPTIONS = {
     "bins.",
 }
 PLACES = {"reliability": "upper left", "precision_recall": "lower left", "roc": "lower right"}
+
+
 # A metric with its interval, for templates.
-INTERVAL = """\
-{% macro interval(m, digits=3) %}
-{%- if m is none or m.value is none -%}<span class="quiet">undefined</span>
-{%- else -%}{{ "%.*f" | format(digits, m.value) }}{% if m.low is not none %} <span class="quiet limits">{{ "%.*f" | format(digits, m.low) }} to {{ "%.*f" | format(digits, m.high) }}</span>{% endif %}{%- endif -%}
-{% endmacro %}
-"""
-MATRIX = """\
-<section class="card confusion"><h2>Confusion matrix</h2><div class="scroll"><table>
-<thead><tr><th>true class</th>{% for name in classes %}<th class="number">{{ name }}</th>{% endfor %}</tr></thead><tbody>
-{% for row in matrix %}{% set total = row | sum %}<tr><td>{{ classes[loop.index0] }}</td>
-{% for n in row %}<td class="cell" style="--share: {{ "%.3f" | format(n / total if total else 0) }}">{{ n }}</td>{% endfor %}</tr>
-{% endfor %}</tbody></table></div><p class="after quiet">Columns are decisions; shades are shares of the true class.</p></section>
-"""
-ROWS = (
-    INTERVAL
-    + """\
-<section class="card"><h2>Each class</h2><div class="scroll"><table class="dense">
-<thead><tr><th>class</th><th class="number">records</th>{% for name in names.values() %}<th>{{ name }}</th>{% endfor %}</tr></thead><tbody>
-{% for c in rows %}<tr><td data-name="class"><span>{{ c.name }}{% if c.few %} <span class="bad">fewer than ten</span>{% endif %}</span></td><td class="number" data-name="records">{{ c.support }}</td>
-{% for key, name in names.items() %}<td data-name="{{ name }}"><span>{{ interval(c.metric_values[key]) }}</span></td>{% endfor %}</tr>{% endfor %}
-</tbody></table></div>{% if note %}<p class="after quiet">{{ note }}</p>{% endif %}</section>
-"""
-)
+INTERVAL = (TEMPLATES / "interval.html.j2.md").read_text(encoding="utf-8")
 
 
 def undefined_because(average: str, rows: Sequence[ClassReport]) -> str:
@@ -475,7 +352,8 @@ def confusion_card(classes: Sequence[str], matrix: Sequence[Sequence[int]]) -> s
         classes: names of C classes.
         matrix: (C, C), records by true class (rows) and decision (columns).
     """
-    return trusted(render_page(MATRIX, {"classes": classes, "matrix": matrix}))
+    values = {"classes": classes, "matrix": matrix}
+    return trusted(render_page("confusion.html.j2.md", values, TEMPLATES))
 
 
 def classes_card(rows: Sequence[ClassReport | Mapping[str, Any]], note: str = "") -> str:
@@ -485,7 +363,8 @@ def classes_card(rows: Sequence[ClassReport | Mapping[str, Any]], note: str = ""
         rows: of the classes.
         note: below the table; empty for none.
     """
-    return trusted(render_page(ROWS, {"rows": rows, "names": NAMES, "note": note}))
+    values = {"rows": rows, "names": NAMES, "note": note}
+    return trusted(render_page("classes.html.j2.md", values, TEMPLATES))
 
 
 def curve_pictures(

@@ -124,6 +124,11 @@ class Mechanism:
         return replace(self, unit=unit, centre=centre)
 
     @property
+    def sigmas(self) -> dict[str, float]:
+        """Standard deviation of the noise of each released statistic."""
+        return {name: sigma for name, (sigma, _) in self.noise.items()}
+
+    @property
     def rounds(self) -> int:
         """Number of rounds that the budget pays for."""
         return self._releases.rounds

@@ -14,8 +14,9 @@ from ..errors import ConfigError, PolicyError
 from ..methods.method import BITS, Plan
 from ..privacy.mechanism import DISTRIBUTED_SUMS, Mechanism
 from ..run import Run
-from ..settings import FeaturesSettings, SumSettings
+from ..settings import FeaturesSettings
 from ..settings.heads import FEWEST_MAPPED
+from ..settings.settings import SumSettings
 
 if TYPE_CHECKING:
     import numpy as np

@@ -91,9 +91,8 @@ def open_sealed(payload: bytes, name: str, private: bytes, sender: bytes, contex
     Raises:
         SealError: if the message was changed, is not for this reader, or not from this sender.
     """
-    sealed = Sealed()
     try:
-        read_message(sealed, payload, "sealed message")
+        sealed = read_message(Sealed, payload, "sealed message")
         Ed25519PublicKey.from_public_bytes(sender[SEED_BYTES:]).verify(
             sealed.signature, _signed(context, sealed)
         )

@@ -2,51 +2,19 @@
 is known here.
 """
 
-from .base import (
-    AUGMENTATIONS,
-    AnyCovariance,
-    Augmentations,
-    Clip,
-    Covariance,
-    DataKind,
-    Defence,
-    Device,
-    FeatureClip,
-    Model,
-    Names,
-    Section,
-    kebab,
-    split_names,
-)
-from .heads import Bag, BaselineSettings, CountingSettings, FeaturesSettings, HeadSettings
-from .settings import (
-    SECURE_AGGREGATION_KEYS,
-    BackboneSettings,
-    DataSettings,
-    PrivacyBudget,
-    Settings,
-    SumSettings,
-    Waiting,
-)
+from .base import DataKind, Device, Model, Names, Section, kebab, split_names
+from .heads import Bag, CountingSettings, FeaturesSettings, HeadSettings
+from .settings import SECURE_AGGREGATION_KEYS, BackboneSettings, Settings
 from .training import DPCVAESettings, FedAvgSettings, FedLAPSettings, FedPFTSettings
 
 __all__ = [
-    "AUGMENTATIONS",
     "SECURE_AGGREGATION_KEYS",
-    "AnyCovariance",
-    "Augmentations",
     "BackboneSettings",
     "Bag",
-    "BaselineSettings",
-    "Clip",
     "CountingSettings",
-    "Covariance",
     "DPCVAESettings",
     "DataKind",
-    "DataSettings",
-    "Defence",
     "Device",
-    "FeatureClip",
     "FeaturesSettings",
     "FedAvgSettings",
     "FedLAPSettings",
@@ -54,11 +22,8 @@ __all__ = [
     "HeadSettings",
     "Model",
     "Names",
-    "PrivacyBudget",
     "Section",
     "Settings",
-    "SumSettings",
-    "Waiting",
     "kebab",
     "split_names",
 ]

@@ -17,9 +17,9 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from .. import renamed
 from ..errors import SITE_NAME, ConfigError
 from ..identity import name_of, normal
-from ..renamed import SETTINGS, renamed_setting
 
 # A name in settings: of a column or a site.
 Name = Annotated[
@@ -219,7 +219,7 @@ def parse_settings(model: type[M], flat: Mapping[str, Scalar]) -> M:
     complaints: list[str] = []
     nested: dict[str, Any] = {}
     for key, value in flat.items():
-        if SETTINGS.get(key, key) in known and (why := renamed_setting(key, value)):
+        if renamed.SETTINGS.get(key, key) in known and (why := renamed.renamed_setting(key, value)):
             complaints.append(why)
             continue
         if key in known:
@@ -403,59 +403,12 @@ def check_epsilon_given(given: Mapping[str, Any]) -> None:
 _PAIR = r"""([A-Za-z0-9_.-]+)=('[^']*'|"(?:[^"\\]|\\.)*"|\S+)"""
 
 
-_COX = "Cox models in rounds, which no release had; time-head = 'residuals' ranks as well in two rounds"
-_LABELS = (
-    "a choice that no release had; the code is capped under privacy where label-sets are given, and a "
-    "label has the second moment of the sites that annotate it where no noise pays for it"
-)
-_PEERS = "methods of peers, and fedsurrogate 0.2.0 was the last with them"
-_FIXED = (
-    "a number that no measured run wanted to be another, and fedsurrogate 0.2.0 was the last with the "
-    "setting; it has the default of then"
-)
-# Methods that are no more, and the last version that has them.
-METHODS = dict.fromkeys(("afl", "fedbe", "fedcof", "fedcgs", "fedkt", "gh-ofl"), "0.2.0")
-# Settings that are no more, which run folders of earlier versions name: the value that asked for
-# nothing, and what any other one asked for.
-GONE: dict[str, tuple[Scalar, str]] = {
-    "counting.models": (
-        0,
-        "values of sites, and fedsurrogate 0.2.0 was the last with them; `coordinator refit RUN "
-        "--without SITE` learns the model without one",
-    ),
-    "afl.ridge": (0.1, _PEERS),
-    "fedcof.groups": (1, _PEERS),
-    "fedcof.samples-per-group": (10, _PEERS),
-    "fedcof.shrinkage": (1.0, _PEERS),
-    "fedcgs.ridge": (0.0, _PEERS),
-    "ghofl.head": ("fishermix", _PEERS),
-    "baseline.samples": (15, _PEERS),
-    "baseline.synthetic": (10_000, _PEERS),
-    "baseline.teachers": (5, _PEERS),
-    "cox-rounds": (0, _COX),
-    "feature-names": ("", _COX),
-    "label-code": ("auto", _LABELS),
-    "label-moment": ("auto", _LABELS),
-    "fedlap.image-momentum": (0.5, _FIXED),
-    "dpcvae.first-round-fraction": (0.0, _FIXED),
-    "baseline.received": (0.5, _FIXED),
-    "baseline.neighbours": (10, _FIXED),
-}
-# The same of single values of settings that are there.
-GONE_VALUES: dict[tuple[str, Scalar], str] = {
-    ("time-head", "cox"): _COX,
-    ("fedpft.bits", 4): "loadings of 4 bits, and fedsurrogate 0.2.0 was the last with them; "
-    "fedpft.bits = 8 takes twice their bytes and is up to 2 points better, and a smaller "
-    "fedpft.rank takes as few",
-}
-
-
 def check_method(name: object) -> None:
     """Raise ConfigError for a method that is gone: with the version that has it, and what to use."""
-    if isinstance(name, str) and name in METHODS:
+    if name in renamed.GONE_METHODS:
         raise ConfigError(
-            f"method = {name!r} is gone: version {METHODS[name]} is the last that runs it and "
-            "learns from its runs; use method = 'fedpft' with fedpft.covariance = 'gram'"
+            f"method = {name!r} is gone: version 0.2.0 is the last that runs it and learns from its "
+            "runs; use method = 'fedpft' with fedpft.covariance = 'gram'"
         )
 
 
@@ -471,9 +424,9 @@ def without_gone(flat: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """
     check_method(flat.get("method"))
     for key, value in flat.items():
-        why = next((said for pair, said in GONE_VALUES.items() if pair == (key, value)), "")
-        if key in GONE and value != GONE[key][0]:
-            why = GONE[key][1]
+        why = next((said for *pair, said in renamed.GONE_VALUES if pair == [key, value]), "")
+        if key in renamed.GONE_SETTINGS and value != renamed.GONE_SETTINGS[key][0]:
+            why = renamed.GONE_SETTINGS[key][1]
         if why:
             raise ConfigError(f"{key} = {value!r} asks for what is gone: {why}")
-    return {key: value for key, value in flat.items() if key not in GONE}
+    return {key: value for key, value in flat.items() if key not in renamed.GONE_SETTINGS}

@@ -9,23 +9,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from ..backbones.backbone_names import OWN_BACKBONE
-from .base import (
-    ClassNames,
-    DataKind,
-    Defence,
-    Device,
-    MiB,
-    Name,
-    Names,
-    Pixels,
-    Range,
-    Records,
-    Seconds,
-    Section,
-    Unit,
-    flatten,
-    split_sites,
-)
+from . import base
+from .base import Section
 from .heads import (
     BaselineSettings,
     CountingSettings,
@@ -93,7 +78,7 @@ class Basics(Section):
     compare: bool = Field(
         False, description="Whether baselines on the same features are computed; for simulations."
     )
-    device: Device = Field(
+    device: base.Device = Field(
         "auto",
         description="Processor or GPU; a site's own setting comes first; auto takes a GPU if any.",
     )
@@ -102,26 +87,26 @@ class Basics(Section):
 class DataSettings(Section):
     """Where the records of a simulation are, and how they are distributed to sites."""
 
-    data: DataKind = Field(
+    data: base.DataKind = Field(
         "digits",
         description="Kind of data in a simulation: the bundled digits, or files in data-dir.",
     )
     data_dir: str = Field("", description="Folder of the data in a simulation.")
-    dataset: Names = Field(
+    dataset: base.Names = Field(
         (), description="Files or folders in data-dir, each a site if several; empty for all."
     )
-    label_column: Name = Field(
+    label_column: base.Name = Field(
         "label", description="Column of a table that holds the class of a record."
     )
-    patient_column: Name = Field(
+    patient_column: base.Name = Field(
         "", description="Column of a table that holds the patient ID; patients are then protected."
     )
-    bag_column: Name = Field(
+    bag_column: base.Name = Field(
         "",
         description="Column of a table, or tensor, that names the bag of an image, where a run "
         "pools bags; of DICOM also study, series or patient, of a folder without a table folder.",
     )
-    classes: ClassNames = Field(
+    classes: base.ClassNames = Field(
         (), description="All classes in their order; empty collects the classes that sites report."
     )
     partition: Literal["iid", "dirichlet", "classes", "column"] = Field(
@@ -133,10 +118,10 @@ class DataSettings(Section):
         le=1e6,
         description="Evenness of the classes at a site with partition dirichlet; large is even.",
     )
-    classes_per_site: Annotated[int, Unit("classes")] = Field(
+    classes_per_site: Annotated[int, base.Unit("classes")] = Field(
         2, ge=1, description="Number of classes of a site with partition classes."
     )
-    site_column: Name = Field(
+    site_column: base.Name = Field(
         "", description="Column of a table that names a record's site, with partition column."
     )
     test_fraction: float = Field(
@@ -159,7 +144,7 @@ class BackboneSettings(Section):
         description="File of the backbone's weights, or folder with them and their configuration; empty "
         "downloads the library's.",
     )
-    image_size: Pixels = Field(
+    image_size: base.Pixels = Field(
         0,
         ge=0,
         le=4096,
@@ -178,9 +163,9 @@ class Waiting(Section):
 
     sites: Annotated[
         int | tuple[str, ...],
-        BeforeValidator(split_sites),
-        Unit("sites"),
-        Range("a number from 0, or names separated by commas"),
+        BeforeValidator(base.split_sites),
+        base.Unit("sites"),
+        base.Range("a number from 0, or names separated by commas"),
     ] = Field(
         0,
         description="Number of sites to wait for, 0 for those that are connected; or the names of the "
@@ -189,19 +174,19 @@ class Waiting(Section):
     quorum: float = Field(
         0.5, gt=0, le=1, description="Smallest share of the sites whose replies must be usable."
     )
-    deadline: Seconds = Field(3600.0, gt=0, description="Time that sites have for one reply.")
+    deadline: base.Seconds = Field(3600.0, gt=0, description="Time that sites have for one reply.")
     check_only: bool = Field(
         False,
         description="Only ask the sites who they are and whether they could take part; nothing is "
         "charged and nothing learned.",
     )
-    grace: Seconds = Field(
+    grace: base.Seconds = Field(
         0.0,
         ge=0,
         description="Time after the result in which late replies are still stored, for a method "
         "that sends once.",
     )
-    max_payload_mib: MiB = Field(
+    max_payload_mib: base.MiB = Field(
         256, ge=1, description="Largest message that the coordinator accepts."
     )
 
@@ -225,7 +210,7 @@ class Limits(Section):
         le=1e6,
         description="Largest weight of a site, as a multiple of the median site's; 0 for no limit.",
     )
-    defence: Defence = Field(
+    defence: base.Defence = Field(
         "auto",
         description="Defence against hostile sites; auto is harm where sites send statistics of their "
         "records, otherwise none.",
@@ -262,13 +247,13 @@ class SumSettings(Section):
         description="Whether the coordinator sees only the sum over all sites, never what one "
         "site sends.",
     )
-    secure_aggregation_threshold: Annotated[int, Unit("sites")] = Field(
+    secure_aggregation_threshold: Annotated[int, base.Unit("sites")] = Field(
         0,
         ge=0,
         le=1000,
         description="Sites that must reply to the end for the sum; 0 for the fewest that are safe.",
     )
-    secure_aggregation_records: Records = Field(
+    secure_aggregation_records: base.Records = Field(
         20_000,
         ge=1,
         le=10**9,
@@ -328,4 +313,4 @@ class Settings(
             >>> Settings(seed=3).flat()["fedpft.components"]
             1
         """
-        return flatten(self.model_dump(by_alias=True, mode="json"))
+        return base.flatten(self.model_dump(by_alias=True, mode="json"))

@@ -7,29 +7,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from .base import (
-    AnyCovariance,
-    Augmentations,
-    Epochs,
-    FeatureClip,
-    GradientClip,
-    Model,
-    Names,
-    NoiseMultiplier,
-    Only,
-    Records,
-    Rounds,
-    SampleRate,
-    Section,
-    Steps,
-    Unit,
-)
+from . import base
 
 
-class FedAvgSettings(Section):
+class FedAvgSettings(base.Section):
     """Settings of FedAvg and related methods: sites train one model in rounds (section `fedavg.`)."""
 
-    model: Model | Literal["auto"] = Field(
+    model: base.Model | Literal["auto"] = Field(
         "auto",
         description=(
             "Network: a linear layer, one hidden layer (mlp), or FedLAP's ConvNet on square "
@@ -37,20 +21,20 @@ class FedAvgSettings(Section):
             "head."
         ),
     )
-    width: Annotated[int, Unit("units or channels")] = Field(
+    width: Annotated[int, base.Unit("units or channels")] = Field(
         128, ge=1, le=1024, description="Units of the hidden layer, or channels of the ConvNet."
     )
-    rounds: Rounds = Field(
+    rounds: base.Rounds = Field(
         0,
         ge=0,
         le=100_000,
         description="Rounds of training; 0 for 10, or 20 to 30 with distributed noise (see "
         "fedavg.noise).",
     )
-    local_epochs: Epochs = Field(
+    local_epochs: base.Epochs = Field(
         5, ge=1, le=10_000, description="Passes over a site's records in a round."
     )
-    batch_size: Records = Field(
+    batch_size: base.Records = Field(
         64,
         ge=1,
         description="Records in a training step; under privacy the public number that a step's "
@@ -67,24 +51,24 @@ class FedAvgSettings(Section):
         ),
     )
     momentum: Annotated[
-        float, Only("fedavg", "fedprox", "fedyogi", "fedsgd", "dsfl", "fedlambda", "knn-per")
+        float, base.Only("fedavg", "fedprox", "fedyogi", "fedsgd", "dsfl", "fedlambda", "knn-per")
     ] = Field(0.0, ge=0, lt=1, description="Momentum of the training steps at a site.")
-    mu: Annotated[float, Only("fedprox", "dp-fedprox")] = Field(
+    mu: Annotated[float, base.Only("fedprox", "dp-fedprox")] = Field(
         0.01,
         ge=0,
         description="Weight of FedProx's term, which keeps a site's model close to the received "
         "one.",
     )
-    server_learning_rate: Annotated[float, Only("fedyogi")] = Field(
+    server_learning_rate: Annotated[float, base.Only("fedyogi")] = Field(
         0.03, gt=0, description="Learning rate of the coordinator in FedYogi."
     )
-    keep: Annotated[float, Only("dsfl")] = Field(
+    keep: Annotated[float, base.Only("dsfl")] = Field(
         0.5, gt=0, le=1, description="Share of an update's entries, the largest, that DSFL sends."
     )
-    clip: GradientClip = 1.0
-    sample_rate: SampleRate = 0.05
-    noise_multiplier: NoiseMultiplier = 0.0
-    noise: Annotated[Literal["distributed", "site"], Only("dp-fedavg")] = Field(
+    clip: base.GradientClip = 1.0
+    sample_rate: base.SampleRate = 0.05
+    noise_multiplier: base.NoiseMultiplier = 0.0
+    noise: Annotated[Literal["distributed", "site"], base.Only("dp-fedavg")] = Field(
         "distributed",
         description=(
             "Noise in secure aggregation: distributed over all sites, in one step a round over all their "
@@ -92,11 +76,11 @@ class FedAvgSettings(Section):
         ),
     )
     augment: Annotated[
-        Augmentations, Only("fedavg", "fedprox", "fedyogi", "fedsgd", "scaffold")
+        base.Augmentations, base.Only("fedavg", "fedprox", "fedyogi", "fedsgd", "scaffold")
     ] = Field((), description="Random changes of the images in training; only for a ConvNet.")
 
     @property
-    def kind(self) -> Model:
+    def kind(self) -> base.Model:
         """The network. Without a run's configuration, which resolves "auto", a linear layer."""
         return "linear" if self.model == "auto" else self.model
 
@@ -128,12 +112,12 @@ class FedAvgSettings(Section):
         return max(1, round(self.local_epochs / self.sample_rate))
 
 
-class FedLAPSettings(Section):
+class FedLAPSettings(base.Section):
     """Settings of FedLAP: synthetic images at the sites, learning at the coordinator (section
     `fedlap.`).
     """
 
-    model: Model | Literal["auto"] = Field(
+    model: base.Model | Literal["auto"] = Field(
         "auto",
         description=(
             "Network: a linear layer, one hidden layer (mlp), or the ConvNet on square images; "
@@ -141,11 +125,11 @@ class FedLAPSettings(Section):
             "mlp."
         ),
     )
-    width: Annotated[int, Unit("units or channels")] = Field(
+    width: Annotated[int, base.Unit("units or channels")] = Field(
         32, ge=1, le=1024, description="Units of the hidden layer, or channels of the ConvNet."
     )
-    rounds: Rounds = Field(5, ge=1, le=100_000, description="Rounds of training.")
-    images_per_class: Annotated[int, Unit("images")] = Field(
+    rounds: base.Rounds = Field(5, ge=1, le=100_000, description="Rounds of training.")
+    images_per_class: Annotated[int, base.Unit("images")] = Field(
         0,
         ge=0,
         le=10_000,
@@ -164,25 +148,25 @@ class FedLAPSettings(Section):
         description="Whether images start from noise in every round, or from those of the last "
         "round.",
     )
-    trajectories: Annotated[int, Unit("trajectories")] = Field(
+    trajectories: Annotated[int, base.Unit("trajectories")] = Field(
         1,
         ge=1,
         le=1000,
         description="Trajectories of the model along which images are fitted; R_i in the paper.",
     )
-    loops: Annotated[int, Unit("loops")] = Field(
+    loops: Annotated[int, base.Unit("loops")] = Field(
         1, ge=1, le=1000, description="Most loops in a trajectory; five in the paper."
     )
-    batches: Annotated[int, Unit("batches")] = Field(
+    batches: Annotated[int, base.Unit("batches")] = Field(
         1, ge=1, le=100_000, description="Batches of real records in a loop."
     )
-    batch_size: Records = Field(
+    batch_size: base.Records = Field(
         0,
         ge=0,
         description="Records in a batch; 0 for all at once; under privacy the public number that "
         "a sum is divided by.",
     )
-    image_steps: Steps = Field(
+    image_steps: base.Steps = Field(
         0,
         ge=0,
         le=100_000,
@@ -191,7 +175,7 @@ class FedLAPSettings(Section):
             "a ConvNet without privacy, otherwise 100."
         ),
     )
-    model_steps: Steps = Field(
+    model_steps: base.Steps = Field(
         0,
         ge=0,
         le=100_000,
@@ -229,13 +213,13 @@ class FedLAPSettings(Section):
             "paper; otherwise it is divided by the square root of the round."
         ),
     )
-    server_steps: Steps = Field(
+    server_steps: base.Steps = Field(
         100, ge=1, le=100_000, description="Steps of the coordinator in a round."
     )
-    rule: Annotated[Literal["min", "median", "max", "fixed"], Only("fedlap")] = Field(
+    rule: Annotated[Literal["min", "median", "max", "fixed"], base.Only("fedlap")] = Field(
         "median", description="How the radii of the sites become one; fixed is trust-radius."
     )
-    descent: Annotated[Literal["auto", "annealed", "plain"], Only("fedlap")] = Field(
+    descent: Annotated[Literal["auto", "annealed", "plain"], base.Only("fedlap")] = Field(
         "auto",
         description=(
             "Steps of the coordinator: annealed inside the radius, or plain as in the paper, at the full rate "
@@ -251,10 +235,10 @@ class FedLAPSettings(Section):
             "round 2 on, 0 in the paper; negative for 0.33, and 0 under privacy."
         ),
     )
-    augment: Augmentations = Field(
+    augment: base.Augmentations = Field(
         (), description="Random changes of the images in training; only for a ConvNet."
     )
-    clip: GradientClip = 0.3
+    clip: base.GradientClip = 0.3
     sample_rate: float = Field(
         1.0,
         ge=1e-6,
@@ -269,7 +253,7 @@ class FedLAPSettings(Section):
     )
 
     @property
-    def kind(self) -> Model:
+    def kind(self) -> base.Model:
         """The network. Without a run's configuration, which resolves "auto", that is the ConvNet."""
         return "convnet" if self.model == "auto" else self.model
 
@@ -297,14 +281,14 @@ class FedLAPSettings(Section):
         return max(self.learning_rate * (1 + math.cos(math.pi * (round - 1) / rounds)) / 2, 1e-6)
 
 
-class DPCVAESettings(Section):
+class DPCVAESettings(base.Section):
     """Settings of DP-CVAE and DP-CGAN: sites train a generator of embeddings together (section
     `dpcvae.`).
 
     Optimisers begin anew in every round.
     """
 
-    rounds: Rounds = Field(
+    rounds: base.Rounds = Field(
         11,
         ge=2,
         le=100_000,
@@ -315,38 +299,38 @@ class DPCVAESettings(Section):
         description="What the first round releases: the size of every class (counts), or also the "
         "sum of its embeddings.",
     )
-    latent: Annotated[int, Unit("dimensions")] = Field(
+    latent: Annotated[int, base.Unit("dimensions")] = Field(
         0,
         ge=0,
         le=4096,
         description="Dimension of the latent vector z; 0 for 32, or 8 under privacy.",
     )
-    hidden: Annotated[int, Only("dpcvae"), Unit("units")] = Field(
+    hidden: Annotated[int, base.Only("dpcvae"), base.Unit("units")] = Field(
         0, ge=0, le=8192, description="Width of the three layers on each side; 0 for linear maps."
     )
-    learned_variance: Annotated[bool, Only("dpcvae")] = Field(
+    learned_variance: Annotated[bool, base.Only("dpcvae")] = Field(
         True,
         description="Whether the decoder learns a variance for each dimension of the embeddings.",
     )
-    class_prior: Annotated[bool, Only("dpcvae")] = Field(
+    class_prior: Annotated[bool, base.Only("dpcvae")] = Field(
         True, description="Whether each class has its own Gaussian prior of z."
     )
-    beta: Annotated[float, Only("dpcvae")] = Field(
+    beta: Annotated[float, base.Only("dpcvae")] = Field(
         1.0, ge=0, le=1e4, description="Weight of the divergence between posterior and prior."
     )
-    warm_up: Annotated[float, Only("dpcvae")] = Field(
+    warm_up: Annotated[float, base.Only("dpcvae")] = Field(
         0.3,
         ge=0,
         le=1,
         description="Share of the rounds over which the weight of the divergence rises to beta.",
     )
-    local_epochs: Epochs = Field(
+    local_epochs: base.Epochs = Field(
         5, ge=1, le=10_000, description="Passes over a site's records in a round."
     )
-    batch_size: Records = Field(
+    batch_size: base.Records = Field(
         256, ge=1, description="Records in a training step without privacy."
     )
-    optimiser: Annotated[Literal["adam", "sgd"], Only("dpcvae")] = Field(
+    optimiser: Annotated[Literal["adam", "sgd"], base.Only("dpcvae")] = Field(
         "adam", description="Optimiser at a site."
     )
     learning_rate: float = Field(
@@ -357,10 +341,10 @@ class DPCVAESettings(Section):
         "records",
         description="Weight of a site in the average: its reported number of records, or one.",
     )
-    clip: GradientClip = 0.1
-    sample_rate: SampleRate = 1.0
-    noise_multiplier: NoiseMultiplier = 0.0
-    synthetic: Records = Field(
+    clip: base.GradientClip = 0.1
+    sample_rate: base.SampleRate = 1.0
+    noise_multiplier: base.NoiseMultiplier = 0.0
+    synthetic: base.Records = Field(
         1000,
         ge=1,
         le=100_000,
@@ -394,10 +378,10 @@ class DPCVAESettings(Section):
         return max(1, round(self.local_epochs / self.sample_rate))
 
 
-class FedPFTSettings(Section):
+class FedPFTSettings(base.Section):
     """Settings of FedPFT: the surrogate that a site fits to its features (section `fedpft.`)."""
 
-    covariance: AnyCovariance = Field(
+    covariance: base.AnyCovariance = Field(
         "auto",
         description=(
             "Form of the covariance of a Gaussian; lowrank is one diagonal and a thin factor for all "
@@ -405,25 +389,25 @@ class FedPFTSettings(Section):
             "follows from public numbers with epsilon."
         ),
     )
-    components: Annotated[int, Unit("Gaussians")] = Field(
+    components: Annotated[int, base.Unit("Gaussians")] = Field(
         1,
         ge=1,
         le=1000,
         description="Gaussians for each class; a class with few records gets fewer.",
     )
-    rank: Annotated[int, Unit("columns")] = Field(
+    rank: Annotated[int, base.Unit("columns")] = Field(
         0,
         ge=0,
         le=4096,
         description="Columns of the thin factor of a lowrank covariance; 0 is 16, and 64 where "
         "covariance is auto.",
     )
-    bits: Annotated[Literal[0, 16, 8], Unit("bits")] = Field(
+    bits: Annotated[Literal[0, 16, 8], base.Unit("bits")] = Field(
         0,
         description="Bits of an entry of that factor in a message; all else has 16. 0 is 16, and 8 "
         "where covariance is auto.",
     )
-    samples_per_component: Records = Field(
+    samples_per_component: base.Records = Field(
         10,
         ge=1,
         description="Fewest records for each Gaussian, and for each column of a lowrank "
@@ -434,7 +418,7 @@ class FedPFTSettings(Section):
         description="Privacy mechanism under a budget; auto is noisy sums; theorem-4.1 is the "
         "paper's, which protects less.",
     )
-    clip: FeatureClip = Field(
+    clip: base.FeatureClip = Field(
         0.0,
         description="Number that divides private features, or their norm if that is larger; 0 "
         "gives all features norm one.",
@@ -449,7 +433,7 @@ class FedPFTSettings(Section):
         description="Whether all sites send to the coordinator (star), or each extends the "
         "surrogate of the last (chain).",
     )
-    order: Names = Field(
+    order: base.Names = Field(
         (), description="Names of the sites in the order of a chain; empty for a random order."
     )
     seal: bool = Field(

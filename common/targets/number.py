@@ -13,20 +13,7 @@ from ..errors import ConfigError
 from ..escapes import ranges
 from ..settings import Settings
 from ..terms import Term
-from .target import (
-    CODE,
-    PRODUCTS,
-    RECORDS,
-    SQUARES,
-    SUMS,
-    TOTALS,
-    Facts,
-    Kind,
-    LearningRates,
-    Objective,
-    Target,
-    TrainedHead,
-)
+from . import target
 
 # Share of values beyond the range that a person should know of.
 MOST_CLIPPED = 0.01
@@ -37,11 +24,11 @@ GROUPS = 5
 LOST = 1e-12
 # The second derivative is one. With an offset steps at a site diverge from 1 on, and joint ones with
 # momentum from 3.5 on.
-RATES = LearningRates(1.0, 0.3, 3.0)
+RATES = target.LearningRates(1.0, 0.3, 3.0)
 
 
 @dataclass(frozen=True)
-class Number(Target):
+class Number(target.Target):
     """One or several numbers, each in a public range.
 
     Attributes:
@@ -78,12 +65,12 @@ class Number(Target):
         """Sums of 1, z, u, u z', z z' and u u'. A record has |u| <= sqrt(r) and |u u'| <= r."""
         count = len(self.columns)
         return (
-            Term(RECORDS, "1", share=0.03),
-            Term(TOTALS, "d", 1, False, share=0.10, count=RECORDS),
-            Term(CODE, "C", 0, False, math.sqrt(count), share=0.06),
-            Term(SUMS, "C d", 1, False, math.sqrt(count), share=0.38),
-            Term(SQUARES, "T", 2, False, share=0.40),
-            Term(PRODUCTS, "P", 0, False, float(count), share=0.03),
+            Term(target.RECORDS, "1", share=0.03),
+            Term(target.TOTALS, "d", 1, False, share=0.10, count=target.RECORDS),
+            Term(target.CODE, "C", 0, False, math.sqrt(count), share=0.06),
+            Term(target.SUMS, "C d", 1, False, math.sqrt(count), share=0.38),
+            Term(target.SQUARES, "T", 2, False, share=0.40),
+            Term(target.PRODUCTS, "P", 0, False, float(count), share=0.03),
         )
 
     def code(self, values: Tensor) -> Tensor:
@@ -95,15 +82,15 @@ class Number(Target):
         """Infinite values."""
         return {"a number that is not finite": values.isinf().any(1)}
 
-    def objective(self) -> Objective:
+    def objective(self) -> target.Objective:
         """Half of the squared error of u."""
-        return Objective(len(self.columns), _losses, RATES, self._answering)
+        return target.Objective(len(self.columns), _losses, RATES, self._answering)
 
-    def _answering(self, model: Mapping[str, Tensor]) -> TrainedHead:
+    def _answering(self, model: Mapping[str, Tensor]) -> target.TrainedHead:
         middle, half = self._scale()
         weight = half[:, None] * model["weight"].double()
         bias = half * model["bias"].double() + middle
-        return TrainedHead(self.columns, weight.float(), bias.float(), {})
+        return target.TrainedHead(self.columns, weight.float(), bias.float(), {})
 
     def groups(self, values: Tensor) -> Tensor:
         """Fifths of the first number."""
@@ -136,7 +123,7 @@ def _losses(outputs: Tensor, code: Tensor) -> Tensor:
     return (outputs - code.to(outputs)).square().sum(1) / 2
 
 
-def _make(settings: Settings) -> Target:
+def _make(settings: Settings) -> target.Target:
     columns, given = settings.value_columns or ("value",), ranges(settings.target_range)
     if not given:
         raise ConfigError(
@@ -151,7 +138,7 @@ def _make(settings: Settings) -> Target:
     return Number(columns, given * len(columns) if len(given) == 1 else given)
 
 
-def _answers(facts: Facts, outputs: tuple[str, ...], scores: Tensor) -> dict[str, Tensor]:
+def _answers(facts: target.Facts, outputs: tuple[str, ...], scores: Tensor) -> dict[str, Tensor]:
     """Each number, and the interval that holds 95 % of new records, where their error is known: a
     model that was trained in rounds does not know it.
     """
@@ -186,7 +173,7 @@ def _metrics(sums: Mapping[str, float]) -> dict[str, float]:
     return found | ({"r2": 1 - sums["squared"] / spread} if spread > LOST * sums["energy"] else {})
 
 
-NUMBER = Kind(
+NUMBER = target.Kind(
     "regression",
     ("target_range", "value_columns"),
     _make,

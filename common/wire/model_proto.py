@@ -340,8 +340,7 @@ def unpack_classifier(payload: bytes, most: int = MOST_NUMBERS) -> Classifier:
     Raises:
         SurrogateError: for bytes of no valid classifier.
     """
-    message = pb.Classifier()
-    read_message(message, payload, "model")
+    message = read_message(pb.Classifier, payload, "model")
     model = _unpack_model(message, most)
     model.check_frame()
     return model
@@ -416,8 +415,7 @@ def unpack_parameters(payload: bytes, most: int = MOST_NUMBERS) -> Parameters:
     Raises:
         SurrogateError: for bytes of no valid parameters, or more numbers.
     """
-    message = pb.Parameters()
-    parse(message, payload)
+    message = parse(pb.Parameters, payload)
     claim = unpack_claim(message.claim) if message.HasField("claim") else None
     tensors = _unpack_tensors(message.tensors, most)
     return Parameters(unpack_header(message.header), message.round, tensors, message.records, claim)
@@ -443,8 +441,7 @@ def unpack_synthetic(payload: bytes) -> Synthetic:
     Raises:
         SurrogateError: for bytes of no valid synthetic records.
     """
-    message = pb.Synthetic()
-    parse(message, payload)
+    message = parse(pb.Synthetic, payload)
     shape = tuple(message.values.shape)
     if len(shape) != 2 or not shape[1] or not 0 < shape[0] == len(message.labels) <= MOST_SYNTHETIC:
         raise SurrogateError(
@@ -526,6 +523,5 @@ def unpack_relay(payload: bytes) -> list[bytes]:
     Raises:
         SurrogateError: for bytes of no chain message.
     """
-    message = pb.Relay()
-    read_message(message, payload, "relay")
+    message = read_message(pb.Relay, payload, "relay")
     return list(message.surrogates)

@@ -19,17 +19,7 @@ from ..safe_parsing import canonical, read_message
 from ..security.documents import Request, json_object, open_file, pack_file
 from ..surrogates.mixtures import Mixtures
 from ..surrogates.surrogates import AnySurrogate, SumsSurrogate, Surrogate
-from .surrogate_proto import (
-    pack_centre,
-    pack_claim,
-    pack_header,
-    pack_sums,
-    parse,
-    unpack_centre,
-    unpack_claim,
-    unpack_header,
-    unpack_sums,
-)
+from . import surrogate_proto
 from .tensors import pack, pack_covariance, unpack, unpack_covariance
 
 if TYPE_CHECKING:
@@ -59,9 +49,12 @@ def pack_surrogate(surrogate: AnySurrogate, bits: int = 16) -> bytes:
         surrogate: of a site.
         bits: of a loading, 16 or 8.
     """
-    message = pb.Surrogate(header=pack_header(surrogate.header), claim=pack_claim(surrogate.claim))
+    message = pb.Surrogate(
+        header=surrogate_proto.pack_header(surrogate.header),
+        claim=surrogate_proto.pack_claim(surrogate.claim),
+    )
     if isinstance(surrogate, SumsSurrogate):
-        message.sums.CopyFrom(pack_sums(surrogate.sums))
+        message.sums.CopyFrom(surrogate_proto.pack_sums(surrogate.sums))
     else:
         message.mixtures.CopyFrom(_pack_mixtures(surrogate.mixtures, bits))
     return canonical(message)
@@ -89,14 +82,15 @@ def unpack_surrogate(payload: bytes) -> AnySurrogate:
     Raises:
         SurrogateError: for bytes of no valid surrogate.
     """
-    message = pb.Surrogate()
-    parse(message, payload)
-    header, classes = unpack_header(message.header), len(message.header.classes)
-    claim = unpack_claim(message.claim) if message.HasField("claim") else None
+    message = surrogate_proto.parse(pb.Surrogate, payload)
+    header, classes = surrogate_proto.unpack_header(message.header), len(message.header.classes)
+    claim = surrogate_proto.unpack_claim(message.claim) if message.HasField("claim") else None
     if message.HasField("sums"):
         if claim is None:
             raise SurrogateError("noisy sums without a privacy claim, which must state their noise")
-        return SumsSurrogate(header, unpack_sums(message.sums, classes, claim), claim)
+        return SumsSurrogate(
+            header, surrogate_proto.unpack_sums(message.sums, classes, claim), claim
+        )
     return Surrogate(header, _unpack_mixtures(message.mixtures, classes), claim)
 
 
@@ -138,7 +132,7 @@ def pack_public_mean(centre: Tensor | None) -> bytes | None:
     Returns:
         Canonical bytes; None without a centre.
     """
-    return None if centre is None else canonical(pack_centre(centre))
+    return None if centre is None else canonical(surrogate_proto.pack_centre(centre))
 
 
 def unpack_public_mean(payload: bytes | None) -> Tensor | None:
@@ -155,9 +149,8 @@ def unpack_public_mean(payload: bytes | None) -> Tensor | None:
     """
     if payload is None:
         return None
-    message = pb.Centre()
-    read_message(message, payload, "public mean")
-    return unpack_centre(message)
+    message = read_message(pb.Centre, payload, "public mean")
+    return surrogate_proto.unpack_centre(message)
 
 
 def to_record(payload: bytes | None, info: Info) -> RecordDict:

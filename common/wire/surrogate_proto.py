@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import cast
+from typing import TypeVar, cast
 
 from torch import Tensor
 
@@ -29,16 +29,7 @@ SCHEMA = 1
 # Of a header with a frame. A program that knows no frames must not read its tables as features.
 FRAMED = 2
 
-Framed = (
-    pb.Surrogate
-    | pb.Head
-    | pb.Parameters
-    | pb.Network
-    | pb.Synthetic
-    | pb.MaskedSum
-    | pb.SumTotal
-    | pb.Counts
-)
+F = TypeVar("F", pb.Surrogate, pb.Parameters, pb.Synthetic, pb.MaskedSum, pb.Counts)
 
 
 def pack_sums(sums: Sums) -> pb.Sums:
@@ -75,7 +66,7 @@ def unpack_sums(body: pb.Sums, classes: int, claim: Mechanism) -> Sums:
         squares = unpack(body.squares, "second moments", (length,))
     counts = unpack(body.counts, "counts", (classes,))
     sums = unpack(body.sums, "class sums", (classes, shape[1]))
-    return Sums(counts, sums, squares, {name: sigma for name, (sigma, _) in claim.noise.items()})
+    return Sums(counts, sums, squares, claim.sigmas)
 
 
 def pack_centre(mean: Tensor) -> pb.Centre:
@@ -152,12 +143,13 @@ def unpack_claim(claim: pb.Claim) -> Mechanism:
     )
 
 
-def parse(message: Framed, payload: bytes) -> None:
-    """Fill a message from bytes. Raises SurrogateError for invalid bytes, or another schema
+def parse(kind: type[F], payload: bytes) -> F:
+    """Parse a message with a header. Raises SurrogateError for invalid bytes, or another schema
     version.
     """
-    read_message(message, payload, type(message).__name__.lower())
+    message = read_message(kind, payload, kind.__name__.lower())
     _check_version(message.header)
+    return message
 
 
 def _check_version(header: pb.Header) -> None:
@@ -220,8 +212,7 @@ def pack_member(member: Member) -> bytes:
 
 def unpack_member(payload: bytes) -> Member:
     """Parse keys. Raises SurrogateError."""
-    message = pb.SumMember()
-    read_message(message, payload, "keys of secure aggregation")
+    message = read_message(pb.SumMember, payload, "keys of secure aggregation")
     return _unpack_member(message)
 
 
@@ -237,8 +228,7 @@ def pack_members(members: Iterable[Member], public: bytes = b"") -> bytes:
 
 def unpack_members(payload: bytes) -> tuple[tuple[Member, ...], bytes]:
     """Parse a key list, and the digest of the public map. Raises SurrogateError."""
-    message = pb.SumMembers()
-    read_message(message, payload, "key list")
+    message = read_message(pb.SumMembers, payload, "key list")
     distinct_names([each.site for each in message.members], "site")
     return tuple(map(_unpack_member, message.members)), message.map
 
@@ -250,8 +240,7 @@ def pack_dealt(dealt: Dealt) -> bytes:
 
 def unpack_dealt(payload: bytes) -> Dealt:
     """Parse shares. Raises SurrogateError."""
-    message = pb.SumDealt()
-    read_message(message, payload, "shares of secure aggregation")
+    message = read_message(pb.SumDealt, payload, "shares of secure aggregation")
     return _unpack_dealt(message)
 
 
@@ -279,8 +268,7 @@ def unpack_delivery(payload: bytes | None) -> tuple[tuple[Dealt, ...], bytes]:
     Raises:
         SurrogateError: for bytes of no delivery.
     """
-    message = pb.SumDelivery()
-    read_message(message, payload or b"", "delivery of shares")
+    message = read_message(pb.SumDelivery, payload or b"", "delivery of shares")
     return tuple(map(_unpack_dealt, message.dealt)), message.map
 
 
@@ -296,8 +284,7 @@ def pack_map(public: PublicMap) -> bytes:
 
 def unpack_map(payload: bytes) -> PublicMap:
     """Parse a map of `pack_map`. Raises SurrogateError."""
-    message = pb.PublicMap()
-    read_message(message, payload, "public map")
+    message = read_message(pb.PublicMap, payload, "public map")
     projection = unpack_projection(message.projection) if message.HasField("projection") else None
     return PublicMap(
         projection, unpack_centre(message.centre) if message.HasField("centre") else None
@@ -347,8 +334,7 @@ def unpack_masked(payload: bytes, count: int) -> tuple[Header, Words, Mechanism 
     Raises:
         SurrogateError: for bytes of no masked vector, or another number of numbers.
     """
-    message = pb.MaskedSum()
-    parse(message, payload)
+    message = parse(pb.MaskedSum, payload)
     if len(message.numbers) != 4 * count:
         raise SurrogateError(
             f"a masked vector of {len(message.numbers)} bytes; {4 * count} are expected"
@@ -392,8 +378,7 @@ def pack_list(summed: Iterable[str], signatures: Mapping[str, bytes] | None = No
 
 def unpack_list(payload: bytes | None) -> tuple[tuple[str, ...], dict[str, bytes]]:
     """Parse such a list. Raises SurrogateError."""
-    message = pb.SumList()
-    read_message(message, payload or b"", "list of summed sites")
+    message = read_message(pb.SumList, payload or b"", "list of summed sites")
     return distinct_names(message.summed, "site"), _named(message.signatures)
 
 
@@ -411,8 +396,7 @@ def pack_revealed(revealed: Mapping[str, Mapping[str, bytes]], spare: bytes = b"
 
 def unpack_spare(payload: bytes) -> bytes:
     """The seed in `pack_revealed`. Raises SurrogateError."""
-    message = pb.SumRevealed()
-    read_message(message, payload, "revealed shares")
+    message = read_message(pb.SumRevealed, payload, "revealed shares")
     if len(message.spare) not in (0, SEED_BYTES):
         raise SurrogateError(f"a seed of {len(message.spare)} bytes, not {SEED_BYTES}")
     return message.spare
@@ -420,8 +404,7 @@ def unpack_spare(payload: bytes) -> bytes:
 
 def unpack_revealed(payload: bytes) -> Revealed:
     """Parse revealed shares. Raises SurrogateError."""
-    message = pb.SumRevealed()
-    read_message(message, payload, "revealed shares")
+    message = read_message(pb.SumRevealed, payload, "revealed shares")
     return {"blind": _named(message.blind), "masking": _named(message.masking)}
 
 
@@ -448,9 +431,8 @@ def pack_state(state: SumState) -> bytes:
 
 def unpack_state(payload: bytes) -> SumState:
     """Parse a site's state. Raises StateError for a damaged one."""
-    message = pb.SumState()
     try:
-        read_message(message, payload, "state of secure aggregation")
+        message = read_message(pb.SumState, payload, "state of secure aggregation")
         blind, masking = _named(message.shares.blind), _named(message.shares.masking)
         if message.phase not in PHASES or blind.keys() != masking.keys():
             raise SurrogateError("unknown phase")

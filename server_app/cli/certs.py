@@ -119,7 +119,7 @@ def certs(
         for credential, state in states:
             if state != "ok":
                 remedy = REMEDIES[credential.kind].format(folder=folder, name=credential.name)
-                console.print(remedy, style="yellow", soft_wrap=True)
+                console.print(remedy, style="yellow")
     if any(state == "expired" for _, state in states):
         raise typer.Exit(1)
 
@@ -161,13 +161,12 @@ def show_kit(
         file.unlink(missing_ok=True)
     names = pack_kit(folder, site, coordinator, image, file)
     for name in names:
-        console.print(f"  {name}", soft_wrap=True)
+        console.print(f"  {name}")
     secret = f"certificates/{SITE_KEY}" in names
     console.print(
         f"{file}; it holds the private key of {site}: send it only over a channel that you trust"
         if secret
-        else f"{file}; it holds no secret",
-        soft_wrap=True,
+        else f"{file}; it holds no secret"
     )
 
 
@@ -212,20 +211,18 @@ def init(
     )
     made = make_federation(folder, host, port)
     for file in made:
-        console.print(f"  {file}", soft_wrap=True)
+        console.print(f"  {file}")
     if (there := folder / SETTINGS) not in made:
         console.print(
             f"{there} was there and stays, with COORDINATOR={settings_of(folder)['COORDINATOR']}. To move: edit "
             "COORDINATOR and FLEET_PORT there, `coordinator sites certs --renew` with a new --host, and start "
             "the SuperLink again; hospitals edit COORDINATOR in their .env",
             style="yellow",
-            soft_wrap=True,
         )
     console.print(
         f"  {folder / CERTIFICATES}: certificates and keys; keep a copy of it on another machine\n"
         f"start it: cd {shlex.quote(str(folder))} && coordinator superlink, or docker compose up -d\n"
-        "let a hospital in: coordinator sites accept REQUEST",
-        soft_wrap=True,
+        "let a hospital in: coordinator sites accept REQUEST"
     )
 
 
@@ -295,7 +292,7 @@ def accept(
         # The last one is ours.
         width = console.width if name else len(value) + 20
         if value:
-            console.print(for_rows(f"{name:<13}", value, width), soft_wrap=True, markup=False)
+            console.print(for_rows(f"{name:<13}", value, width), markup=False)
     if asked:
         fingerprint = typer.prompt("Call the hospital. What fingerprint does it read out")
         check_typed(asks, fingerprint)
@@ -313,9 +310,7 @@ def accept(
         connect(control, seconds=5)
     except OSError:
         later = registration(credentials, control, root_certificates)
-        console.print(
-            f"no SuperLink answers at {control}; let it in when it runs: {later}", soft_wrap=True
-        )
+        console.print(f"no SuperLink answers at {control}; let it in when it runs: {later}")
     else:
         register(credentials, control, root_certificates)
 
@@ -386,14 +381,10 @@ def audit_log(
     if earlier:
         stderr_console().print(
             f"dated before the line before them: {', '.join(earlier[:20])}; the clock of the machine "
-            "was set back, so their times are not to be relied on, and their order is",
-            soft_wrap=True,
+            "was set back, so their times are not to be relied on, and their order is"
         )
     if as_json:
         return
     if not verify:
         console.print(table)
-    console.print(
-        f"{number} entries, whole; note the last digest elsewhere, for --holds: {last}",
-        soft_wrap=True,
-    )
+    console.print(f"{number} entries, whole; note the last digest elsewhere, for --holds: {last}")

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -122,11 +123,10 @@ def register(
         if what == "taken back":
             console.print(
                 f"{'':<11}this key was revoked, and is never accepted again. To let {site} in with "
-                "a new key:",
-                soft_wrap=True,
+                "a new key:"
             )
             for step in again(folder, site, registration(folder, control, root_certificates)):
-                console.print(f"{'':<13}{step}", soft_wrap=True)
+                console.print(f"{'':<13}{step}")
 
 
 def again(folder: Path, site: str, register: str) -> list[str]:
@@ -187,7 +187,7 @@ def unregister(
     known = forget(folder, site, control, root_certificates)
     console.print(f"{'unregistered' if known else 'not known':<14}{site}")
     text = f"its key stays barred; `coordinator sites register` shows how {site} gets a new one"
-    stderr_console().print(text, soft_wrap=True)
+    stderr_console().print(text)
 
 
 def _check_keys_allowed(
@@ -266,7 +266,7 @@ def run(
 
     def show(event: dict[str, Any]) -> None:
         events.append(event)
-        output_console.print(progress.line(event), soft_wrap=True)
+        output_console.print(progress.line(event))
 
     budget = budget_warnings(config.settings.epsilon, config.settings.delta)
     warn([*without_effect(config.method, config.settings.flat()), *budget], show)
@@ -284,7 +284,7 @@ def run(
             raise typer.Exit(stop.exit_code) from None
         at = options_of(control, root_certificates)
         for line in goodbye(stop, ["coordinator", "run", *at], settings):
-            output_console.print(line, soft_wrap=True)
+            output_console.print(line)
         raise typer.Exit(stop.exit_code) from None
     if check:
         _show_check(events)
@@ -313,7 +313,7 @@ def _show_check(events: Sequence[dict[str, Any]], problem: str = "") -> None:
         table.add_row(site, facts.get("version", ""), backbone, classes, why)
     console.print(table)
     if problem:
-        console.print(problem, soft_wrap=True)
+        console.print(problem)
     if problem or any(facts["event"] != "identified" for facts in found.values()):
         raise typer.Exit(1)
 
@@ -332,8 +332,7 @@ def show_result(folder: Path | None, output: Path, as_json: bool, secured: bool)
 
     if folder is None:
         console.print(
-            f"{DONE}; the run folder is on the machine of the coordinator's app, in {output}",
-            soft_wrap=True,
+            f"{DONE}; the run folder is on the machine of the coordinator's app, in {output}"
         )
         return
     if as_json:
@@ -343,22 +342,18 @@ def show_result(folder: Path | None, output: Path, as_json: bool, secured: bool)
     metrics = json.loads((folder / "metrics.json").read_text())
     card, sites = metrics["card"], metrics["sites"]
     if card["state"] != "green":
-        console.print(f"{card['state']}: {missing_line(card)}", soft_wrap=True)
+        console.print(f"{card['state']}: {missing_line(card)}")
     for line in effect_lines(card):
-        console.print(line, soft_wrap=True)
+        console.print(line)
     if secured and card["names"] == "claimed":
         console.print(
             "the coordinator's app had no table of registered sites, so the sites chose their "
             "names themselves; start the SuperLink with `coordinator superlink`, or set "
-            "FEDSURROGATE_REGISTERED where the app runs",
-            soft_wrap=True,
+            "FEDSURROGATE_REGISTERED where the app runs"
         )
     came = sites["invited"] + card["never_came"]
-    console.print(
-        f"{DONE}, {sites['used']} of {came} sites used; report {folder / 'report.html'}",
-        soft_wrap=True,
-    )
-    console.print(str(folder), soft_wrap=True)
+    console.print(f"{DONE}, {sites['used']} of {came} sites used; report {folder / 'report.html'}")
+    console.print(str(folder))
 
 
 Handle = Annotated[
@@ -395,11 +390,9 @@ def runs(
     complete_killed(*run_folders(output)[:newest])
     rows, problem = overview(output, control, root_certificates, newest)
     if problem:
-        stderr_console().print(
-            f"only run folders are listed: {problem}", style="yellow", soft_wrap=True
-        )
+        stderr_console().print(f"only run folders are listed: {problem}", style="yellow")
     if as_json:
-        print(json.dumps([row.facts() for row in rows], indent=2))
+        print(json.dumps([asdict(row) for row in rows], indent=2))
         return
     table = Table(
         Column("run", overflow="fold"),
@@ -482,7 +475,7 @@ def watch(
     output_console, progress = stderr_console(), Progress()
 
     def print_event(event: dict[str, Any]) -> None:
-        output_console.print(progress.line(event), soft_wrap=True)
+        output_console.print(progress.line(event))
 
     try:
         found = attach(run, output, control, root_certificates, print_event)
@@ -508,11 +501,11 @@ def stop(
     from ..lifecycle.before_start import continuation
 
     handle = end(run, output, control, root_certificates)
-    console.print(f"stopped {handle.folder or handle.id}", soft_wrap=True)
+    console.print(f"stopped {handle.folder or handle.id}")
     if handle.folder is not None and (
         how := continuation(handle.folder, options_of(control, root_certificates))
     ):
-        console.print(how, soft_wrap=True)
+        console.print(how)
 
 
 def sites(
@@ -564,7 +557,6 @@ def sites(
             "a key without a name: `coordinator sites list FOLDER` with the folder of `coordinator sites certs` "
             "shows the names",
             style="yellow",
-            soft_wrap=True,
         )
     if any(row.health not in ("connected", "key revoked") for row in rows):
         raise typer.Exit(1)

@@ -13,13 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedsurrogate.common.command_line import (
-    Json,
-    console,
-    new_app,
-    run_command,
-    stderr_console,
-)
+from fedsurrogate.common.command_line import Json, console, new_app, run_command, stderr_console
 from fedsurrogate.common.errors import ConfigError
 
 from .certs import accept, audit_log, certs, init, kit
@@ -115,14 +109,14 @@ def simulate(
     rounds = config.rounds if config.plan.kind == "rounds" else 0
     by_flower, why = flower_engine(wanted, sites, rounds)
     if why:
-        progress.print(why, soft_wrap=True)
+        progress.print(why)
     with (
         _timed(),
         progress.status(f"loading the libraries and the data of {sites} simulated sites") as status,
     ):
 
         def show(event: dict[str, Any]) -> None:
-            progress.print(so_far.line(event), soft_wrap=True)
+            progress.print(so_far.line(event))
             status.update(so_far.status)
 
         try:
@@ -147,7 +141,7 @@ def simulate(
             options += ["--parallel", str(parallel)] if parallel else []
             options += ["--gpus", f"{gpus:g}"] if gpus else []
             for line in goodbye(stop, ["coordinator", "simulate", *options], settings):
-                progress.print(line, soft_wrap=True)
+                progress.print(line)
             raise typer.Exit(stop.exit_code) from None
     metrics = json.loads((folder / "metrics.json").read_text())
     if as_json:
@@ -159,8 +153,8 @@ def simulate(
         _draw_report(folder)
     if not as_json:
         if (folder / "report.html").is_file():
-            console.print(f"report {folder / 'report.html'}", soft_wrap=True)
-        console.print(str(folder), soft_wrap=True)
+            console.print(f"report {folder / 'report.html'}")
+        console.print(str(folder))
 
 
 def _draw_report(folder: Path) -> None:
@@ -172,7 +166,7 @@ def _draw_report(folder: Path) -> None:
         with progress.status("drawing the report"):
             write_report(folder)
     except OSError as error:
-        progress.print(f"no report: {error}", style="yellow", soft_wrap=True)
+        progress.print(f"no report: {error}", style="yellow")
 
 
 def _print_result(folder: Path, metrics: dict[str, Any]) -> None:
@@ -183,10 +177,10 @@ def _print_result(folder: Path, metrics: dict[str, Any]) -> None:
     console.print(result_table(metrics))
     run = read_run(folder)
     if found := recorded_quality(run):
-        console.print(sentence_of(found), soft_wrap=True)
+        console.print(sentence_of(found))
     for warning in warnings_of(run):
-        stderr_console().print(f"warning: {warning}", style="yellow", soft_wrap=True)
-    console.print(f"privacy {privacy_line(metrics)}", soft_wrap=True)
+        stderr_console().print(f"warning: {warning}", style="yellow")
+    console.print(f"privacy {privacy_line(metrics)}")
 
 
 def plan(
@@ -252,7 +246,7 @@ def plan(
             )
             return
         for field, article, text in fields:
-            console.print(f"**{field}** ({article}): {text}\n", soft_wrap=True)
+            console.print(f"**{field}** ({article}): {text}\n")
         return
     if as_json:
         typer.echo(json.dumps([asdict(row) for row in rows], indent=2))
@@ -310,12 +304,12 @@ def report(
     from ..runs.reader import read_run
 
     complete_killed(run, *(beside or ()))
-    console.print(f"privacy {privacy_line(read_run(run).metrics)}", soft_wrap=True)
+    console.print(f"privacy {privacy_line(read_run(run).metrics)}")
     for file in write_csv(run, csv, beside or ()) if csv is not None else ():
-        console.print(str(file), soft_wrap=True)
-    console.print(str(write_report(run, beside or ())), soft_wrap=True)
+        console.print(str(file))
+    console.print(str(write_report(run, beside or ())))
     if why := undrawn():
-        stderr_console().print(f"warning: {why}", style="yellow", soft_wrap=True)
+        stderr_console().print(f"warning: {why}", style="yellow")
 
 
 def refit(
@@ -344,11 +338,9 @@ def refit(
     except ValueError as error:
         raise ConfigError(f"classes: {error}") from None
     folder, head = learn_again(run, without or (), names, defence)
-    console.print(
-        f"{len(head.header.classes)} classes: {', '.join(head.header.classes)}", soft_wrap=True
-    )
+    console.print(f"{len(head.header.classes)} classes: {', '.join(head.header.classes)}")
     _print_scores(run, head)
-    console.print(str(folder), soft_wrap=True)
+    console.print(str(folder))
 
 
 def _print_scores(run: Path, head: Classifier) -> None:
@@ -360,7 +352,7 @@ def _print_scores(run: Path, head: Classifier) -> None:
     try:
         found = scores_of(run, head)
     except FedSurrogateError as error:
-        console.print(f"accuracy not measured: {error}", style="yellow", soft_wrap=True)
+        console.print(f"accuracy not measured: {error}", style="yellow")
         return
     if found is None:
         return
@@ -369,8 +361,7 @@ def _print_scores(run: Path, head: Classifier) -> None:
         return
     console.print(
         f"accuracy {found.accuracy:.2%} on {found.tested} test records of these classes; the run's "
-        f"own model {found.before:.2%}",
-        soft_wrap=True,
+        f"own model {found.before:.2%}"
     )
 
 

@@ -16,17 +16,9 @@ import typer
 from fedsurrogate.common.command_line import Json, console, stderr_console
 from fedsurrogate.common.errors import ConfigError, RunError
 
+from . import proposals
 from .control import Authority, Control
 from .options import RunArgument, RunSettings, complete_runs
-from .proposals import (
-    ProposalFile,
-    ProposeFile,
-    Purpose,
-    as_proposed,
-    check_run_signed,
-    settings_of,
-    write_proposal,
-)
 
 if TYPE_CHECKING:
     from fedsurrogate.common.settings.base import Scalar
@@ -60,9 +52,9 @@ def evaluate(
     control: Control = "",
     root_certificates: Authority = None,
     run_config: RunSettings = None,
-    proposal: ProposalFile = None,
-    propose: ProposeFile = None,
-    purpose: Purpose = "",
+    proposal: proposals.ProposalFile = None,
+    propose: proposals.ProposeFile = None,
+    purpose: proposals.Purpose = "",
     as_json: Json = False,
 ) -> None:
     """Ask the sites how good a model is on held-out records.
@@ -74,9 +66,9 @@ def evaluate(
     from ..runs.presets import typed_settings
 
     settings, sites = evaluation_settings(model, CountingBudget(epsilon, delta, secure_aggregation))
-    settings = as_proposed(settings, proposal) | typed_settings(run_config)
+    settings = proposals.as_proposed(settings, proposal) | typed_settings(run_config)
     if propose is not None:
-        write_proposal(propose, "run", settings, purpose)
+        proposals.write_proposal(propose, "run", settings, purpose)
         return
     folder = _run(settings, sites, control, root_certificates)
     result = _result(folder, "evaluation")
@@ -86,33 +78,7 @@ def evaluate(
     if as_json:
         print(json.dumps(result | {"folder": str(folder)}, indent=2))
         return
-    if "outputs" in result:
-        _print_counts(folder)
-        return
-    from rich.table import Table
-
-    from ..counting import rows_of
-
-    table = Table(
-        "class", "records", "sensitivity", "specificity", "AUROC", caption="with 95 % intervals"
-    )
-    for name, row in rows_of(result):
-        records: Any = row["records"]
-        rates = (_shown(row[key]) for key in ("sensitivity", "specificity", "auroc"))
-        table.add_row(name, f"{records['value']:.0f}", *rates)
-    console.print(table)
-    console.print(f"accuracy {_shown(result['accuracy'])}, at {result['sites']} sites")
-    console.print(f"balanced accuracy {_shown(result['balanced_accuracy'])}")
-    if result["without_records"]:
-        console.print(f"undefined, without a record: {', '.join(result['without_records'])}")
-    if "exact" in result:
-        console.print(
-            f"exact accuracy {_shown(result['exact']['accuracy'])}, known because this is a "
-            "simulation"
-        )
-    for site, each in result.get("per_site", {}).items():
-        console.print(f"at site {site}: accuracy {_shown(each)}", soft_wrap=True)
-    console.print(str(folder), soft_wrap=True)
+    _print_counts(folder)
 
 
 def survey(
@@ -155,9 +121,9 @@ def survey(
     dimension: Annotated[
         int, typer.Option(min=2, max=4096, help="Else: numbers in the features of a record.")
     ] = 128,
-    proposal: ProposalFile = None,
-    propose: ProposeFile = None,
-    purpose: Purpose = "",
+    proposal: proposals.ProposalFile = None,
+    propose: proposals.ProposeFile = None,
+    purpose: proposals.Purpose = "",
     as_json: Json = False,
 ) -> None:
     """Ask the sites how many records of which classes they have.
@@ -185,15 +151,15 @@ def survey(
     from ..runs.presets import typed_settings
 
     try:
-        proposed = settings_of(proposal)
+        proposed = proposals.settings_of(proposal)
         names = split_names(classes or str(proposed.get("classes", "")))
         images = images or str(proposed.get("counting.images", ""))
     except ValueError as error:
         raise ConfigError(f"--classes: {error}") from None
     settings = survey_settings(names, CountingBudget(epsilon, delta, secure_aggregation), images)
-    settings = as_proposed(settings, proposal) | typed_settings(run_config)
+    settings = proposals.as_proposed(settings, proposal) | typed_settings(run_config)
     if propose is not None:
-        write_proposal(propose, "run", settings, purpose)
+        proposals.write_proposal(propose, "run", settings, purpose)
         return
     of_target = settings.get("task", "classification") != "classification"
     if of_target and (names or like is not None):
@@ -227,25 +193,7 @@ def survey(
     if as_json:
         print(json.dumps(result | {"folder": str(folder)}, indent=2))
         return
-    from rich.table import Table
-
-    sites = result.get("per_site", {})
-    table = Table(
-        "class", "records", *(f"site {name}" for name in sites), caption="with 95 % intervals"
-    )
-    for index, (name, row) in enumerate(result["classes"].items()):
-        at_sites = (str(counts[index]) for counts in sites.values())
-        table.add_row(
-            name, f"{row['value']:.0f} ({row['low']:.0f} to {row['high']:.0f})", *at_sites
-        )
-    console.print(table)
-    for epsilon_of_run, accuracy in result["estimate"]["accuracy"].items():
-        console.print(
-            f"a run at epsilon {epsilon_of_run} could reach an accuracy of about {accuracy:.0%}"
-        )
-    console.print(result["estimate"]["how"], soft_wrap=True)
-    _print_images(folder)
-    console.print(str(folder), soft_wrap=True)
+    _print_counts(folder)
 
 
 def _run(settings: Mapping[str, Scalar], sites: int, control: str, authority: Path | None) -> Path:
@@ -262,7 +210,7 @@ def _run(settings: Mapping[str, Scalar], sites: int, control: str, authority: Pa
     config, output_console, progress = parse_run(settings), stderr_console(), Progress()
 
     def show(event: dict[str, Any]) -> None:
-        output_console.print(progress.line(event), soft_wrap=True)
+        output_console.print(progress.line(event))
 
     output = Path(config.settings.output_dir).expanduser().absolute()
     settings = {**settings, "output-dir": str(output)}
@@ -271,7 +219,7 @@ def _run(settings: Mapping[str, Scalar], sites: int, control: str, authority: Pa
 
         return simulate_here(sites, settings, show)
     check_connection(control, authority)
-    check_run_signed(settings, authority)
+    proposals.check_run_signed(settings, authority)
     check_submission(config, control)
     folder = start(settings, output, control, authority, show)
     if folder is None:
@@ -280,7 +228,7 @@ def _run(settings: Mapping[str, Scalar], sites: int, control: str, authority: Pa
 
 
 def _print_counts(folder: Path) -> None:
-    """Print the tables of a run that counted about another target than classes."""
+    """Print the tables of a run that counted."""
     from rich.table import Table
 
     from ..report.counts_view import counts_views
@@ -291,9 +239,9 @@ def _print_counts(folder: Path) -> None:
             table.add_row(*row)
         console.print(table)
         for sentence in (view.title + ".", *view.words):
-            console.print(sentence, soft_wrap=True)
+            console.print(sentence)
     _print_images(folder)
-    console.print(str(folder), soft_wrap=True)
+    console.print(str(folder))
 
 
 def _print_images(folder: Path) -> None:
@@ -305,21 +253,14 @@ def _print_images(folder: Path) -> None:
     nothing = (
         "no site is warned of: none has images that are turned, inverted or empty, beyond the noise"
     )
-    for sentence in (*(view.warnings or [nothing]), *view.words[1:]):
-        console.print(sentence, soft_wrap=True)
-    console.print("the images at each site are in report.html", soft_wrap=True)
+    for sentence in (*(view["warnings"] or [nothing]), *view["words"][1:]):
+        console.print(sentence)
+    console.print("the images at each site are in report.html")
 
 
 def _result(folder: Path, kind: str) -> dict[str, Any]:
     content: dict[str, Any] = json.loads((folder / f"{kind}.json").read_text())
     return content
-
-
-def _shown(interval: Any) -> str:
-    """An interval in words."""
-    if interval["value"] is None:
-        return "hidden by the noise"
-    return f"{interval['value']:.3f} ({interval['low']:.3f} to {interval['high']:.3f})"
 
 
 class Format(StrEnum):
@@ -393,8 +334,8 @@ def export(
         console.print(f"largest difference of an answer: {apart:.2g}")
         card = file.with_name(f"{file.name}.md")
         card.write_text(model_card(model, run, graph.preprocessing), encoding="utf-8")
-        console.print(str(card), soft_wrap=True)
-    console.print(str(file), soft_wrap=True)
+        console.print(str(card))
+    console.print(str(file))
 
 
 def _weights(run: Path) -> str:

@@ -11,16 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedsurrogate.common.command_line import (
-    LISTEN,
-    Exposed,
-    Listen,
-    WatchedCertificates,
-    console,
-    host_and_port,
-    stderr_console,
-    wait_for_interrupt,
-)
+from fedsurrogate.common import command_line
+from fedsurrogate.common.command_line import console
 from fedsurrogate.common.errors import ConfigError
 
 from .options import RunSettings, complete_runs
@@ -69,8 +61,8 @@ def log(
     experiment: Annotated[
         str, typer.Option(help="Name of the experiment in MLflow.")
     ] = "fedsurrogate",
-    listen: Listen = LISTEN,
-    exposed: Exposed = False,
+    listen: command_line.Listen = command_line.LISTEN,
+    exposed: command_line.Exposed = False,
     superlink: Annotated[
         str,
         typer.Option(
@@ -78,7 +70,7 @@ def log(
             help="The SuperLink's Control API, for connected sites and waiting runs; empty: none.",
         ),
     ] = "",
-    certificate: WatchedCertificates = None,
+    certificate: command_line.WatchedCertificates = None,
 ) -> None:
     """Log runs to MLflow, or show them to Prometheus.
 
@@ -95,7 +87,7 @@ def log(
         from ..monitoring.mlflow_runs import Place, log_to_mlflow
 
         for run in log_to_mlflow(what, Place(store, experiment)):
-            console.print(run, soft_wrap=True)
+            console.print(run)
         return
     from fedsurrogate.common.metrics_page import MachineCollector, is_loopback
 
@@ -103,16 +95,16 @@ def log(
 
     more: list[Collector] = [MachineCollector(certificate or (), {"runs": what})]
     more += _of_superlink(superlink)
-    host, port = host_and_port(listen)
+    host, port = command_line.host_and_port(listen)
     with serve(what, host, port, SHOWN_RUNS, exposed, more) as url:
-        console.print(f"{url} reports the runs in {what}; Ctrl-C ends it", soft_wrap=True)
+        console.print(f"{url} reports the runs in {what}; Ctrl-C ends it")
         if not is_loopback(host):
             warning = (
                 "other machines can read site names and run states: allow only your "
                 "monitoring to reach this port"
             )
-            stderr_console().print(f"warning: {warning}", style="yellow", soft_wrap=True)
-        wait_for_interrupt()
+            command_line.stderr_console().print(f"warning: {warning}", style="yellow")
+        command_line.wait_for_interrupt()
 
 
 def _of_superlink(address: str) -> list[LinkCollector]:
@@ -179,7 +171,7 @@ def sweep(
 
     fixed = typed_settings(run_config)
     trials = combinations(parse_grid(grid or []), range(seeds))
-    progress = stderr_console()
+    progress = command_line.stderr_console()
     nodes = [{"partition-id": index, "num-partitions": sites} for index in range(sites)]
 
     def flat(varied: Varied) -> dict[str, Scalar]:
@@ -191,7 +183,7 @@ def sweep(
         return simulate_here(sites, flat(varied), lambda event: None, report=False)
 
     def show(line: str) -> None:
-        progress.print(line, soft_wrap=True)
+        progress.print(line)
 
     output = Path(str(fixed.get("output-dir", "runs"))).expanduser().absolute()
     file = sweep_file(output) if resume is None else resume.absolute()
@@ -207,22 +199,18 @@ def sweep(
         draw_sweep(summaries).savefig(picture, dpi=150)
     else:
         # The rows of runs that may have taken hours must not be lost for their picture.
-        progress.print(
-            f"warning: {missing('matplotlib', 'the plot')}", style="yellow", soft_wrap=True
-        )
+        progress.print(f"warning: {missing('matplotlib', 'the plot')}", style="yellow")
     if as_json:
         typer.echo(json.dumps([trial.row() for trial in finished], indent=2))
     else:
         console.print(_table(summaries))
-        console.print(f"rows {file}" + (f"\nplot {picture}" if drawn else ""), soft_wrap=True)
+        console.print(f"rows {file}" + (f"\nplot {picture}" if drawn else ""))
     if interrupted:
-        progress.print(f"interrupted; --resume '{file}' goes on", style="yellow", soft_wrap=True)
+        progress.print(f"interrupted; --resume '{file}' goes on", style="yellow")
         raise typer.Exit(130)
     if failed := sum(bool(trial.error) for trial in finished):
         progress.print(
-            f"{failed} of {len(finished)} runs failed; the lines above say why",
-            style="red",
-            soft_wrap=True,
+            f"{failed} of {len(finished)} runs failed; the lines above say why", style="red"
         )
         raise typer.Exit(1)
 

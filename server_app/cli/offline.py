@@ -60,7 +60,7 @@ def request(
     _check_and_note(folder, "request", settings)
     made = make_request(settings, out, read_request_key(folder), days)
     until = f", valid until {made.expires}" if made.expires else ""
-    console.print(f"request {made.id}{until}: {out}", soft_wrap=True)
+    console.print(f"request {made.id}{until}: {out}")
 
 
 def learn(
@@ -107,11 +107,10 @@ def learn(
         return
     for site in run.sites:
         console.print(
-            f"{site.status:<10}{site.name}  {'; '.join(why for _, why in site.troubles)}".rstrip(),
-            soft_wrap=True,
+            f"{site.status:<10}{site.name}  {'; '.join(why for _, why in site.troubles)}".rstrip()
         )
-    console.print(f"privacy {privacy_line(run.metrics)}", soft_wrap=True)
-    console.print(str(folder), soft_wrap=True)
+    console.print(f"privacy {privacy_line(run.metrics)}")
+    console.print(str(folder))
 
 
 def exchange(
@@ -145,7 +144,7 @@ def exchange(
     from .control import show_result
 
     def show(line: str) -> None:
-        console.print(line, soft_wrap=True)
+        console.print(line)
 
     overrides = {**settings_of(proposal), **typed_settings(run_config)}
     _check_and_note(folder, "start", overrides)

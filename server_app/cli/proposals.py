@@ -223,10 +223,10 @@ def show_proposal(proposal: Proposal) -> None:
             f"epsilon {own.epsilon:g}, delta {own.delta:g}" if own.epsilon else "NONE: epsilon = 0"
         )
     for name, text in rows.items():
-        console.print(for_rows(f"{name:<10}", text, console.width), soft_wrap=True, markup=False)
+        console.print(for_rows(f"{name:<10}", text, console.width), markup=False)
     for key, value in sorted(proposal.content.items()):
         row = for_rows(" " * 10, f"{key} = {value}", console.width)
-        console.print(row, soft_wrap=True, markup=False)
+        console.print(row, markup=False)
 
 
 def approve(

@@ -113,7 +113,7 @@ def sample_data(
 
     folder = out or Path(kind.value)
     names = write_xrays(folder, hospitals, images, seed, size)
-    console.print(f"drawn: {hospitals * images} pictures of {', '.join(names)}", soft_wrap=True)
-    console.print(f"all hospitals   {folder / 'hospitals'}", soft_wrap=True)
-    console.print(f"one hospital    {folder / 'hospitals' / names[0]}", soft_wrap=True)
-    console.print(f"new patients    {folder / 'new'}", soft_wrap=True)
+    console.print(f"drawn: {hospitals * images} pictures of {', '.join(names)}")
+    console.print(f"all hospitals   {folder / 'hospitals'}")
+    console.print(f"one hospital    {folder / 'hospitals' / names[0]}")
+    console.print(f"new patients    {folder / 'new'}")

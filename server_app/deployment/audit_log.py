@@ -24,14 +24,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from fedsurrogate.common.errors import ConfigError, RunError, SealError
-from fedsurrogate.common.security.documents import (
-    Action,
-    SignedProposal,
-    canonical_json,
-    check_signed,
-    read_approver_key,
-    read_setting,
-)
+from fedsurrogate.common.security import documents
 from fedsurrogate.common.security.sealing import public_key, read_keys, sign, verify
 
 from .supernodes import table_file
@@ -70,7 +63,7 @@ def approvals_needed(folder: Path) -> int:
 
 
 def check_allowed(
-    folder: Path, action: Action, digest: str, signed: SignedProposal | None
+    folder: Path, action: documents.Action, digest: str, signed: documents.SignedProposal | None
 ) -> list[str]:
     """Who has allowed an action of the coordinator.
 
@@ -99,7 +92,7 @@ def check_allowed(
         raise ConfigError(f"the proposal is to {signed.proposal.action}, not to {action}")
     file = folder / APPROVERS
     known: Mapping[str, bytes] = read_keys(file) if needed or file.exists() else {}
-    return check_signed(signed, digest, known, needed, datetime.now(UTC).date())
+    return documents.check_signed(signed, digest, known, needed, datetime.now(UTC).date())
 
 
 def check_run_allowed(folder: Path, digest: str, approval: str) -> list[str]:
@@ -116,7 +109,9 @@ def check_run_allowed(folder: Path, digest: str, approval: str) -> list[str]:
     Raises:
         ConfigError: too few have.
     """
-    return check_allowed(folder, "run", digest, read_setting(approval) if approval else None)
+    return check_allowed(
+        folder, "run", digest, documents.read_setting(approval) if approval else None
+    )
 
 
 NAME = "audit-log.jsonl"
@@ -173,8 +168,8 @@ def note(folder: Path | None, action: str, facts: Mapping[str, object]) -> None:
                 "signature": "",
             }
             if private:
-                entry["signature"] = sign(canonical_json(entry), private, FOR).hex()
-            _append(file, canonical_json(entry) + b"\n")
+                entry["signature"] = sign(documents.canonical_json(entry), private, FOR).hex()
+            _append(file, documents.canonical_json(entry) + b"\n")
     except (OSError, Timeout, ValueError, LookupError, TypeError) as error:
         raise RunError(
             f"{file}: the audit log cannot be written ({type(error).__name__}), so nothing is done; "
@@ -210,7 +205,7 @@ def _entry(file: Path, line: bytes, number: int, before: str) -> dict[str, Any]:
     try:
         entry = json.loads(line)
         sound = isinstance(entry, dict) and set(entry) == FIELDS
-        if not sound or canonical_json(entry) + b"\n" != line:
+        if not sound or documents.canonical_json(entry) + b"\n" != line:
             raise ValueError
     except (ValueError, RecursionError):
         raise RunError(f"{where}: this is no entry of the audit log") from None
@@ -220,7 +215,7 @@ def _entry(file: Path, line: bytes, number: int, before: str) -> dict[str, Any]:
         )
     if entry["key"]:
         try:
-            unsigned = canonical_json(entry | {"signature": ""})
+            unsigned = documents.canonical_json(entry | {"signature": ""})
             verify(unsigned, bytes.fromhex(entry["signature"]), bytes.fromhex(entry["key"]), FOR)
         except (SealError, ValueError, TypeError):
             raise RunError(f"{where}: its signature does not fit") from None
@@ -257,4 +252,4 @@ def _account() -> str:
 def _operator_key() -> bytes:
     """The key of the person at work; empty without one. Raises ConfigError."""
     named = os.environ.get(OPERATOR)
-    return read_approver_key(Path(named)) if named else b""
+    return documents.read_approver_key(Path(named)) if named else b""

@@ -22,14 +22,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedsurrogate.common.errors import SITE_NAME, ConfigError
 from fedsurrogate.common.files import replace_file
+from fedsurrogate.common.security import enrolment
 from fedsurrogate.common.security.documents import key_fingerprint
-from fedsurrogate.common.security.enrolment import (
-    CERTIFICATE,
-    KEY,
-    Enrolment,
-    check_site_name,
-    new_node_key,
-)
 from fedsurrogate.common.security.enrolment import PUBLIC as SITE_PUBLIC
 
 from . import SERVER_DAYS
@@ -45,7 +39,7 @@ SOON = datetime.timedelta(days=30)
 # The request of a site that has made its own key, next to its public key; and all files that belong
 # to a key.
 REQUEST = "site.csr"
-OF_A_KEY = (SITE_PUBLIC, KEY, REQUEST, CERTIFICATE)
+OF_A_KEY = (SITE_PUBLIC, enrolment.KEY, REQUEST, enrolment.CERTIFICATE)
 HOST_NAME = re.compile(
     r"(?=.{1,253}$)([A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?)(\.[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?)*"
 )
@@ -102,7 +96,7 @@ def issue(
     for host in hosts:
         _alternative(host)
     for site in sites:
-        check_site_name(site)
+        enrolment.check_site_name(site)
     has, had = (folder / "server.crt").is_file(), hosts_of(folder)
     if not (has or hosts):
         raise ConfigError(
@@ -132,7 +126,7 @@ def issue(
         _make_site(folder / "sites" / site, (folder / "ca.crt").read_bytes())
 
 
-def certify(folder: Path, asks: Enrolment, days: int) -> bytes:
+def certify(folder: Path, asks: enrolment.Enrolment, days: int) -> bytes:
     """A certificate for the key of a site, signed by the federation's authority.
 
     Args:
@@ -170,7 +164,7 @@ def valid_until(site: Path) -> str:
     Raises:
         ConfigError: the certificate cannot be read.
     """
-    ends = expiry(site / CERTIFICATE)
+    ends = expiry(site / enrolment.CERTIFICATE)
     return "" if ends is None else ends.isoformat(timespec="seconds")
 
 
@@ -219,16 +213,17 @@ def credentials(folder: Path) -> list[Credential]:
         folder / "server.key"
     ).public_key() != server.public_key():
         raise ConfigError(f"{folder / 'server.key'} is not the key of server.crt; use --renew")
+    subject = authority.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value
     listed = [
         Credential(kind, name, folder / file, _digest(each), each.not_valid_after_utc)
         for kind, name, file, each in (
-            ("authority", _common_name(authority), "ca.crt", authority),
+            ("authority", str(subject), "ca.crt", authority),
             ("server", ", ".join(hosts_of(folder)), "server.crt", server),
         )
     ]
     for file in sorted((folder / "sites").glob("*/site.pub")):
         fingerprint, site = key_fingerprint(file.read_bytes()), file.parent
-        expires = expiry(site / CERTIFICATE)
+        expires = expiry(site / enrolment.CERTIFICATE)
         listed.append(Credential("site", site.name, file, fingerprint, expires))
     return listed
 
@@ -303,7 +298,7 @@ def _make_site(folder: Path, authority: bytes) -> None:
     replace_file(folder / "ca.crt", authority, mode=PUBLIC)
     # The key of a site that has made its own is not here.
     if not (folder / REQUEST).is_file():
-        new_node_key(folder, folder.name)
+        enrolment.new_node_key(folder, folder.name)
 
 
 def _at_most(days: int, authority: x509.Certificate) -> int:
@@ -359,10 +354,6 @@ def _certificate(file: Path) -> x509.Certificate:
         raise ConfigError(
             f"{file} cannot be read as a certificate ({type(error).__name__})"
         ) from None
-
-
-def _common_name(certificate: x509.Certificate) -> str:
-    return str(certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
 
 
 def _digest(certificate: x509.Certificate) -> str:

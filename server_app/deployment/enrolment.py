@@ -7,18 +7,8 @@ from typing import Literal
 
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.files import replace_file
-from fedsurrogate.common.security.documents import (
-    COMPARED,
-    is_fingerprint,
-    read_at_most,
-)
-from fedsurrogate.common.security.enrolment import (
-    CERTIFICATE,
-    KEY,
-    LARGEST_REQUEST,
-    Enrolment,
-    read_request,
-)
+from fedsurrogate.common.security import enrolment
+from fedsurrogate.common.security.documents import COMPARED, is_fingerprint, read_at_most
 from fedsurrogate.common.security.enrolment import PUBLIC as SITE_PUBLIC
 
 from .certificates import PUBLIC, REQUEST, certify, credentials
@@ -27,20 +17,20 @@ from .supernodes import check_not_revoked
 Standing = Literal["new", "renewal", "other key"]
 
 
-def request_in(file: Path) -> tuple[Enrolment, bytes]:
+def request_in(file: Path) -> tuple[enrolment.Enrolment, bytes]:
     """Who asks in a file of `site enrol`, and its content.
 
     Raises:
         ConfigError: it cannot be read, or is no such request.
     """
-    content = read_at_most(file, LARGEST_REQUEST)
+    content = read_at_most(file, enrolment.LARGEST_REQUEST)
     try:
-        return read_request(content), content
+        return enrolment.read_request(content), content
     except ConfigError as error:
         raise ConfigError(f"{file}: {error}") from None
 
 
-def standing(folder: Path, asks: Enrolment) -> Standing:
+def standing(folder: Path, asks: enrolment.Enrolment) -> Standing:
     """What accepting a request would mean.
 
     Args:
@@ -85,7 +75,7 @@ def _seen(name: str) -> str:
     return name.casefold().translate(str.maketrans("01i._", "oll--"))
 
 
-def check_typed(asks: Enrolment, typed: str) -> None:
+def check_typed(asks: enrolment.Enrolment, typed: str) -> None:
     """Check what a hospital has said.
 
     Args:
@@ -102,7 +92,7 @@ def check_typed(asks: Enrolment, typed: str) -> None:
         )
 
 
-def accept(folder: Path, asks: Enrolment, content: bytes, days: int) -> None:
+def accept(folder: Path, asks: enrolment.Enrolment, content: bytes, days: int) -> None:
     """Put a site's public key and its certificate into the folder, where `coordinator sites register`
     takes them.
 
@@ -121,9 +111,9 @@ def accept(folder: Path, asks: Enrolment, content: bytes, days: int) -> None:
     for name, each in (
         ("ca.crt", (folder / "ca.crt").read_bytes()),
         (REQUEST, content),
-        (CERTIFICATE, certificate),
+        (enrolment.CERTIFICATE, certificate),
         (SITE_PUBLIC, asks.line().encode()),
     ):
         replace_file(site / name, each, mode=PUBLIC)
     # Of a key that the coordinator had made for this site.
-    (site / KEY).unlink(missing_ok=True)
+    (site / enrolment.KEY).unlink(missing_ok=True)

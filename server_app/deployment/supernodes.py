@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedsurrogate.common.errors import SITE_NAME, ConfigError
 from fedsurrogate.common.flower import flower
-from fedsurrogate.common.flower.interface import Control, FlowerNode
+from fedsurrogate.common.flower.interface import FlowerNode
 from fedsurrogate.common.security.documents import key_fingerprint
 from fedsurrogate.common.security.registrations import (
     REVOKED,
@@ -28,6 +29,9 @@ from fedsurrogate.common.security.registrations import (
 
 from .certificates import valid_until
 from .fleet_guard import fingerprint_of, key_bytes
+
+if TYPE_CHECKING:
+    from fedsurrogate.common.flower.v134_fleet import Control
 
 
 def table_file(folder: Path) -> Path:

@@ -50,8 +50,9 @@ from fedsurrogate.common.machine import (
     why_not_writable,
 )
 from fedsurrogate.common.run import Run, parse_run, stored_run
-from fedsurrogate.common.settings import DataSettings, Settings
+from fedsurrogate.common.settings import Settings
 from fedsurrogate.common.settings.base import Scalar, settings_text
+from fedsurrogate.common.settings.settings import DataSettings
 
 from ..deployment.addresses import is_here
 from ..runs.state import MANIFEST, METRICS, Json, as_number, at, read_object

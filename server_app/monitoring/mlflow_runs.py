@@ -106,7 +106,7 @@ def _log_run(client: Any, experiment: str, folder: Path, tags: Mapping[str, str]
     if commit := run.manifest.get("git_commit"):
         facts["mlflow.source.git.commit"] = str(commit)
     id_: str = _new_run(client, experiment, name, {**facts, **tags})
-    config = flatten(as_table(run.manifest.get("config")))
+    config = flatten(run.config)
     _log_parameters(client, id_, config)
     for key, value in _results(metrics).items():
         client.log_metric(id_, key, value)

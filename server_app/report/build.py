@@ -24,7 +24,7 @@ from fedsurrogate.common.pages.svg import (
 from fedsurrogate.common.settings import Settings
 from fedsurrogate.common.settings.base import flatten
 
-from ..runs.reader import DOWNSTREAM, TROUBLES, RunFolder, read_run
+from ..runs.reader import TROUBLES, RunFolder, read_run
 from ..runs.scores import AUROC, leading, scores_of
 from ..runs.state import Json, as_list, as_number, as_numbers, as_table, natural_order
 from .counts_view import CountsView, counts_views
@@ -120,7 +120,7 @@ def write_csv(run_dir: Path, folder: Path, beside: Sequence[Path] = ()) -> list[
 
 
 def _tables(run: RunFolder) -> dict[str, list[Sequence[object]]]:
-    changed, unchanged = _settings(as_table(run.manifest.get("config")))
+    changed, unchanged = _settings(run.config)
     rows = sorted([*changed, *((key, value, value) for key, value in unchanged)])
     return tables_of(run, privacy_view(run), rows)
 
@@ -134,7 +134,7 @@ def _page(run: RunFolder, folder: Path, beside: Sequence[tuple[str, RunFolder]])
     counts = counts_views(folder)
     pictures |= {each.kind: each.pictures for each in counts if each.pictures}
     tables, warned, images = _tables(run), warnings_of(run), images_view(folder)
-    warned += images.warnings if images else []
+    warned += images["warnings"] if images else []
     if beside:
         drawn_runs = compared(runs := [(folder.name, run), *beside])
         pictures["curves"] = accuracy_over(drawn_runs), accuracy_over(drawn_runs, by_bytes=True)
@@ -143,7 +143,7 @@ def _page(run: RunFolder, folder: Path, beside: Sequence[tuple[str, RunFolder]])
     unseen = undrawn()
     if unseen:
         pictures = {}
-    changed, unchanged = _settings(as_table(run.manifest.get("config")))
+    changed, unchanged = _settings(run.config)
     private = {row["name"] for row in privacy["rows"]}
     measured = sorted(
         (s for s in run.sites if s.accuracy is not None), key=lambda site: site.accuracy or 0.0
@@ -175,11 +175,7 @@ def _page(run: RunFolder, folder: Path, beside: Sequence[tuple[str, RunFolder]])
         "troubles": _troubles(run),
         "card": _card(run),
         "sites": sorted(run.sites, key=lambda site: not site.troubles),
-        "sources": [
-            source
-            for source in DOWNSTREAM
-            if any(source in run.downstream(site.name) for site in run.sites)
-        ],
+        "sources": run.sources,
         "changed": changed,
         "unchanged": unchanged,
         "versions": sorted(as_table(run.manifest.get("versions")).items()),
@@ -192,7 +188,7 @@ def _page(run: RunFolder, folder: Path, beside: Sequence[tuple[str, RunFolder]])
 
 def _counting(run: RunFolder, counts: Sequence[CountsView]) -> str:
     """The heading of a run that counted records instead of learning; empty for others."""
-    kind = flatten(as_table(run.manifest.get("config"))).get("counting.kind", "none")
+    kind = flatten(run.config).get("counting.kind", "none")
     if kind == "none" or run.failure is not None:
         return ""
     titles = [each.title for each in counts if each.kind == kind]

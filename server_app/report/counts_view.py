@@ -289,30 +289,14 @@ def _sites(content: Mapping[str, Any]) -> str:
 
 
 def _noise(content: Json) -> str:
+    summed = content.get("secure_aggregation") is True
     epsilon = as_number(at(content, "privacy", "epsilon"))
     if not epsilon:
-        return (
-            f"Exact counts{_summed(content)}, which the policies of the sites allow. In "
-            "brackets: 95 % intervals."
-        )
+        whose = " of all sites together, from secure aggregation" if summed else ""
+        return f"Exact counts{whose}, which the policies of the sites allow. In brackets: 95 % intervals."
     delta = as_number(at(content, "privacy", "delta")) or 0.0
+    where = "in the secure aggregation over all sites" if summed else "at each site"
     return (
-        f"From counts with noise: epsilon {epsilon:g}, delta {delta:g} {_where(content)}. In "
+        f"From counts with noise: epsilon {epsilon:g}, delta {delta:g} {where}. In "
         "brackets: 95 % intervals, which include the noise."
-    )
-
-
-def _where(content: Json) -> str:
-    return (
-        "in the secure aggregation over all sites"
-        if content.get("secure_aggregation") is True
-        else "at each site"
-    )
-
-
-def _summed(content: Json) -> str:
-    return (
-        " of all sites together, from secure aggregation"
-        if content.get("secure_aggregation") is True
-        else ""
     )

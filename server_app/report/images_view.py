@@ -28,40 +28,17 @@ class Cell:
     share: float = 0.0
 
 
-@dataclass(frozen=True)
-class HistogramView:
-    """One histogram of the images at each site.
+def images_view(folder: Path) -> Json | None:
+    """The images of survey.json in a run folder; None without them.
 
-    Attributes:
-        title: with the unit of its numbers.
-        sites: names of the columns.
-        rows: name of the cell, and each site's part.
-        words: below the table; may be empty.
+    Args:
+        folder: of the run.
+
+    Returns:
+        histograms: in the order of the settings, each with its title and unit, the names of sites, rows
+        of the name of a cell and each site's part, and words below the table, which may be empty.
+        warnings: sentences, each of which names a site. words: how these numbers are to be read.
     """
-
-    title: str
-    sites: list[str]
-    rows: list[tuple[str, list[Cell]]]
-    words: str
-
-
-@dataclass(frozen=True)
-class ImagesView:
-    """The images at each site.
-
-    Attributes:
-        histograms: in the order of the settings.
-        warnings: sentences, each of which names a site.
-        words: how these numbers are to be read.
-    """
-
-    histograms: list[HistogramView]
-    warnings: list[str]
-    words: list[str]
-
-
-def images_view(folder: Path) -> ImagesView | None:
-    """The images of survey.json in a run folder; None without them."""
     try:
         content = clean(read_json(folder, "survey.json"))
     except RunError:
@@ -74,11 +51,11 @@ def images_view(folder: Path) -> ImagesView | None:
         f"Site {each.get('site')}: {each.get('why')}. Look at some of them before a run."
         for each in map(as_table, as_list(images.get("warnings")))
     ]
-    return ImagesView(
-        [_histogram(as_table(each), noise) for each in histograms.values()],
-        warnings,
-        _words(content, as_numbers(images.get("budget"))),
-    )
+    return {
+        "histograms": [_histogram(as_table(each), noise) for each in histograms.values()],
+        "warnings": warnings,
+        "words": _words(content, as_numbers(images.get("budget"))),
+    }
 
 
 def _words(content: Json, budget: Mapping[str, float]) -> list[str]:
@@ -96,7 +73,7 @@ def _words(content: Json, budget: Mapping[str, float]) -> list[str]:
     return found
 
 
-def _histogram(content: Json, noise: Mapping[str, float]) -> HistogramView:
+def _histogram(content: Json, noise: Mapping[str, float]) -> Json:
     names = [str(each) for each in as_list(content.get("cells"))]
     per_site, totals = as_table(content.get("per_site")), as_numbers(content.get("totals"))
     sites = {str(site): _counts(each, len(names)) for site, each in per_site.items()}
@@ -122,7 +99,8 @@ def _histogram(content: Json, noise: Mapping[str, float]) -> HistogramView:
     ]
     title, unit = str(content.get("title", "")), str(content.get("unit", ""))
     words = f"Hidden by the noise: {', '.join(sorted(hidden))}." if hidden else ""
-    return HistogramView(f"{title} ({unit})" if unit else title, [*sites], rows, words)
+    named = f"{title} ({unit})" if unit else title
+    return {"title": named, "sites": [*sites], "rows": rows, "words": words}
 
 
 def _counts(values: object, length: int) -> list[float]:

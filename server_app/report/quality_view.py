@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
 
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.escapes import percent
@@ -42,25 +41,6 @@ AVERAGES = {
 LARGEST_MATRIX = 24
 
 
-@dataclass(frozen=True)
-class QualityView:
-    """Parts of the page about a model of classes.
-
-    Attributes:
-        averages: in words, each with its value and interval.
-        words: whose records, and what a guess reaches.
-        pictures: key, title, picture and caption of each.
-        matrix: the confusion matrix as HTML; empty without one.
-        rows: the table of the classes as HTML; empty without one.
-    """
-
-    averages: tuple[tuple[str, str, str], ...]
-    words: str
-    pictures: tuple[tuple[str, str, str, str], ...]
-    matrix: str
-    rows: str
-
-
 def recorded_quality(run: RunFolder) -> ModelQuality | None:
     """The metrics that a run has recorded; None without any that can be read.
 
@@ -75,11 +55,17 @@ def recorded_quality(run: RunFolder) -> ModelQuality | None:
         return None
 
 
-def quality_view(run: RunFolder) -> QualityView | None:
-    """The part of the page; None for a run without test records, or of another target.
+def quality_view(run: RunFolder) -> Json | None:
+    """The part of the page about a model of classes; None for a run without test records, or of another
+    target.
 
     Args:
         run: the content of the run folder.
+
+    Returns:
+        averages: in words, each with its value and interval. words: whose records, and what a guess
+        reaches. pictures: key, title, picture and caption of each. matrix: the confusion matrix as
+        HTML; empty without one. rows: the table of the classes as HTML; empty without one.
     """
     if (found := recorded_quality(run)) is None:
         return None
@@ -104,13 +90,13 @@ def quality_view(run: RunFolder) -> QualityView | None:
         if found.left_out
         else ""
     )
-    return QualityView(
-        tuple(shown),
-        words_of(found),
-        tuple(pictures),
-        confusion_card(found.classes, found.confusion) if fits else "",
-        classes_card(found.per_class, left) if found.per_class else "",
-    )
+    return {
+        "averages": shown,
+        "words": words_of(found),
+        "pictures": pictures,
+        "matrix": confusion_card(found.classes, found.confusion) if fits else "",
+        "rows": classes_card(found.per_class, left) if found.per_class else "",
+    }
 
 
 def words_of(found: ModelQuality) -> str:
@@ -160,55 +146,37 @@ def _in_words(metric: Metric) -> tuple[str, str]:
     return f"{metric.value:.3f}", limits
 
 
-@dataclass(frozen=True)
-class MetricsView:
-    """A table of metrics, and the one that says most.
-
-    Attributes:
-        names: of the columns, in words.
-        rows: whose test records, which answer, and a text for each column.
-        score: the metric that says most, in words, such as "a mean AUROC of 0.912 over 3 answers";
-            empty if it is not known.
-        choices: what a target chose, and why.
-    """
-
-    names: tuple[str, ...]
-    rows: tuple[tuple[str, str, tuple[str, ...]], ...]
-    score: str
-    choices: tuple[str, ...] = ()
-
-
-def metrics_view(run: RunFolder) -> MetricsView | None:
-    """The metrics of a run; None for a run of classes, or one that measured nothing.
+def metrics_view(run: RunFolder) -> Json | None:
+    """A table of the metrics of a run; None for a run of classes, or one that measured nothing.
 
     Args:
         run: whose metrics have them.
+
+    Returns:
+        names: of the columns, in words. rows: whose test records, which answer, and a text for each
+        column. score: the metric that says most, in words, such as "a mean AUROC of 0.912 over 3
+        answers"; empty if it is not known. choices: what a target chose, and why.
     """
-    found = as_table(run.metrics.get("metric_values"))
-    places = {"all sites": as_table(found.get("all"))}
-    places |= {name: as_table(own) for name, own in as_table(found.get("per_site")).items()}
     rows = [
-        (place, output, as_numbers(as_table(own)))
-        for place, outputs in places.items()
-        for output, own in outputs.items()
+        ("all sites" if place == "all" else place, output, as_numbers(own))
+        for place, output, own in run.metric_values
     ]
     if not rows:
         return None
     names = tuple(dict.fromkeys(name for _, _, own in rows for name in own))
-    table = tuple(
-        (place, output, tuple(metric_text(name, own.get(name)) for name in names))
+    table = [
+        (place, output, [metric_text(name, own.get(name)) for name in names])
         for place, output, own in rows
-    )
-    kind = TARGETS.get(str(as_table(run.manifest.get("config")).get("task")))
+    ]
+    kind = TARGETS.get(str(run.config.get("task")))
     together = [own for place, _, own in rows if place == "all sites"]
-    return MetricsView(
-        tuple(IN_WORDS.get(name, name) for name in names),
-        table,
-        ""
-        if kind is None
-        else score_in_words(kind.score, [own[kind.score] for own in together if kind.score in own]),
-        _choices(run),
-    )
+    scores = [] if kind is None else [own[kind.score] for own in together if kind.score in own]
+    return {
+        "names": [IN_WORDS.get(name, name) for name in names],
+        "rows": table,
+        "score": score_in_words(kind.score, scores) if kind else "",
+        "choices": _choices(run),
+    }
 
 
 def _choices(run: RunFolder) -> tuple[str, ...]:
@@ -234,7 +202,7 @@ def privacy_view(run: RunFolder) -> Json:
     rows = [_row(name, as_table(per_site[name])) for name in sorted(per_site, key=natural_order)]
     epsilon, delta = as_number(privacy.get("epsilon")), as_number(privacy.get("delta"))
     units = {row["unit"] for row in rows if row["unit"]} or {"record"}
-    config = as_table(run.manifest.get("config"))
+    config = run.config
     return {
         "private": epsilon is not None or bool(rows),
         "epsilon": epsilon,
@@ -264,58 +232,22 @@ def privacy_view(run: RunFolder) -> Json:
             if any(key in row["signal"] for row in rows)
         ],
         "tight": any(row["tight"] is not None for row in rows),
-        "sum": _sum_sentences(run.metrics),
+        "sum": _sum(as_table(run.metrics.get("learning"))),
         "asked": as_number(config.get("epsilon")) or None,
     }
 
 
-def _sum_sentences(metrics: Json) -> list[str]:
-    """Who could see what in secure aggregation, in plain words; empty for other runs. metrics: content of
-    metrics.json.
+def _sum(learning: Json) -> Json:
+    """The numbers of secure aggregation, and whether every site knew the keys of the others; empty for
+    other runs.
     """
-    learning = as_table(metrics.get("learning"))
-    count, members = (
-        as_number(learning.get("secure-aggregation-of")),
-        as_number(learning.get("members")),
-    )
-    if count is None or members is None:
-        return []
-    colluding, least = (
-        as_number(learning.get("colluding")) or 0,
-        as_number(learning.get("least")) or 0,
-    )
-    sentences = [
-        f"The coordinator saw only the secure aggregation of {count:.0f} of {members:.0f} sites, at least "
-        f"{least:.0f} by the sites' own check, and no site's part of it. What only one site has, "
-        "such as a class, is in the sum as that site has it."
-    ]
-    if learning.get("keys") == "pinned by every site":
-        sentences.append(
-            "Every site knew the keys of the others (peers), so the coordinator could not make up "
-            "sites."
-        )
-    else:
-        sentences.append(
-            "The keys were sent by the coordinator, which could have made up sites. Sites that set "
-            "peers exclude this."
-        )
-    if (local := as_number(learning.get("local-epsilon"))) is not None:
-        sentences.append(
-            "The guarantee holds while the number of sites that tell the coordinator their noise is "
-            f"at most {colluding:.0f} (central privacy through secure aggregation). Without this "
-            f"assumption, a site's own noise alone gives ε = {local:.3g}."
-        )
-    elif as_table(metrics.get("privacy")):
-        sentences.append(
-            "Each site's part has the noise of its own training steps, so its guarantee rests on "
-            "no other site."
-        )
-    else:
-        sentences.append(
-            "The sum has no noise: it may show something about single records, above all in small "
-            "classes."
-        )
-    return sentences
+    keys = {"summed": "secure-aggregation-of", "members": "members", "local": "local-epsilon"}
+    keys |= {each: each for each in ("colluding", "least")}
+    found = {name: as_number(learning.get(key)) for name, key in keys.items()}
+    if found["summed"] is None or found["members"] is None:
+        return {}
+    found |= {name: found[name] or 0 for name in ("colluding", "least")}
+    return found | {"pinned": learning.get("keys") == "pinned by every site"}
 
 
 def privacy_line(metrics: Json) -> str:

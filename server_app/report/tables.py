@@ -19,10 +19,9 @@ from fedsurrogate.common.privacy.accounting import budget_warnings
 from fedsurrogate.common.settings.base import flatten
 
 from ..lifecycle.before_start import OF_RECORDS
-from ..runs.metrics import missing_classes
-from ..runs.reader import DOWNSTREAM, RunFolder
+from ..runs.reader import RunFolder
 from ..runs.scores import at_chance, largest_share, may_be_chance
-from ..runs.state import Json, as_list, as_number, as_numbers, as_table
+from ..runs.state import Json, as_list, as_number, as_table
 from .plots.rows import ROUND, AccuracyStep, steps
 from .quality_view import recorded_quality
 
@@ -53,11 +52,7 @@ def tables_of(
         The tables by name, the first row of each its columns; tables without rows are left out.
         Missing numbers are empty.
     """
-    sources = [
-        source
-        for source in DOWNSTREAM
-        if any(source in run.downstream(site.name) for site in run.sites)
-    ]
+    sources = run.sources
     sites = ["site", "status", "reason", "records", "bytes", "seconds", "accuracy"]
     tables: dict[str, Table] = {
         "sites": [[*sites, *(f"accuracy {source}" for source in sources)]],
@@ -84,15 +79,11 @@ def tables_of(
 
 def _metric_values(run: RunFolder) -> Table:
     """How well a model of another target than classes answers, at all sites and at each."""
-    found = as_table(run.metrics.get("metric_values"))
-    places = {"all": as_table(found.get("all"))}
-    places |= {name: as_table(own) for name, own in as_table(found.get("per_site")).items()}
     rows: Table = [("site", "answer", "metric", "value")]
     return rows + [
         (place, output, name, as_number(value))
-        for place, outputs in places.items()
-        for output, own in outputs.items()
-        for name, value in as_table(own).items()
+        for place, output, own in run.metric_values
+        for name, value in own.items()
     ]
 
 
@@ -212,33 +203,21 @@ def _missing_classes(run: RunFolder) -> str:
     """Warn about classes of which no site has a record, or whose noisy counts are no more than noise.
     It names no site.
     """
-    per_site = as_table(as_table(run.metrics.get("privacy")).get("per_site"))
-    counts = [
-        (site.counts, as_numbers(as_table(per_site.get(site.name)).get("noise")).get("counts"))
-        for site in run.sites
-    ]
-    missing = missing_classes(_wanted(run), counts, bool(run.metrics.get("privacy")))
-    if not missing.names:
+    card = as_table(run.metrics.get("card"))
+    names = [str(name) for name in as_list(card.get("without_records"))]
+    if not names:
         return ""
-    if missing.known == "noisy":
+    if card.get("records_by_class") == "noisy":
         return (
-            f"Perhaps no site has a record of {', '.join(map(repr, missing.names[:NAMED]))}: the noisy "
-            f"counts of all sites together are no more than noise (below {missing.bound:.0f}); check "
-            "how the sites write the names of the classes."
+            f"Perhaps no site has a record of {', '.join(map(repr, names[:NAMED]))}: the noisy counts "
+            "of all sites together are no more than noise; check how the sites write the names of the "
+            "classes."
         )
-    shown = ", ".join(missing.names[:NAMED]) + (
-        f" and {len(missing.names) - NAMED} more" if len(missing.names) > NAMED else ""
-    )
-    if len(missing.names) == 1:
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    shown = ", ".join(names[:NAMED]) + more
+    if len(names) == 1:
         return f"No site has a record of class {shown}: the model cannot recognise it."
     return f"No site has a record of classes {shown}: the model cannot recognise them."
-
-
-def _wanted(run: RunFolder) -> list[str]:
-    """The classes of the model, and those that the settings list besides."""
-    listed = as_table(run.manifest.get("config")).get("classes")
-    names = listed.split(",") if isinstance(listed, str) and listed else []
-    return list(dict.fromkeys([*run.classes, *names]))
 
 
 def data_of(run: RunFolder) -> list[DataReport]:
@@ -268,8 +247,7 @@ def _odd(run: RunFolder) -> str:
 
 def _budget(run: RunFolder) -> list[str]:
     """Warn about a budget that promises little: the records of sites are as their noisy counts say."""
-    config = as_table(run.manifest.get("config"))
-    epsilon, delta = (as_number(config.get(key)) or 0.0 for key in ("epsilon", "delta"))
+    epsilon, delta = (as_number(run.config.get(key)) or 0.0 for key in ("epsilon", "delta"))
     known = [round(sum(site.counts.values())) for site in run.sites if site.counts]
     fewest = min((count for count in known if count > 0), default=0)
     return [f"{each[:1].upper()}{each[1:]}." for each in budget_warnings(epsilon, delta, fewest)]
@@ -379,5 +357,5 @@ def of_other_records(runs: Sequence[tuple[str, RunFolder]]) -> list[str]:
 
 
 def _records(run: RunFolder) -> dict[str, Any]:
-    config = flatten(as_table(run.manifest.get("config")))
+    config = flatten(run.config)
     return {key: config[key] for key in RECORDS if key in config}

@@ -1,12 +1,14 @@
 """The content of metrics.json and projection.json, with the run card and the privacy card. This module
-uses no files and no clock.
+uses no clock, and no file of a run.
 """
 
 from __future__ import annotations
 
 import math
+import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from fedsurrogate.common.methods.method import Plan
@@ -36,12 +38,10 @@ class MissingClasses:
         known: "exact": the sites' counts show it. "noisy": their noisy counts together are no more
             than noise, so records may be there. "unknown": no count of a single site or class was
             reported, as in secure aggregation.
-        bound: below which a noisy total is no more than noise; 0 for exact counts.
     """
 
     names: tuple[str, ...] = ()
     known: Literal["exact", "noisy", "unknown"] = "unknown"
-    bound: float = 0.0
 
 
 def missing_classes(
@@ -80,7 +80,7 @@ def missing_classes(
         for name in wanted
         if totals and sum(max(0.0, each.get(name, 0.0)) for each in totals) <= bound
     )
-    return MissingClasses(names, known, bound)  # type: ignore[arg-type]
+    return MissingClasses(names, known)  # type: ignore[arg-type]
 
 
 # The card is red if at least this share of all records is missing.
@@ -224,39 +224,7 @@ def effect_lines(card: Mapping[str, Any]) -> list[str]:
 Json = dict[str, Any]
 
 DERIVED = "; and all results computed from these, such as the model, any number of times"
-COVERS = {
-    "secure-aggregation": "the sum over all sites: noisy sizes, sums and second moments of all classes "
-    "of the run, the only numbers that the coordinator learns; for as long as at "
-    "most the stated number of sites tell it their noise (central privacy through "
-    "secure aggregation)",
-    "summed-counts": "the sum over all sites of their counts: records of each class, or decisions "
-    "and scores of a model on held-out records; for as long as at most the "
-    "stated number of sites tell the coordinator their noise (central privacy "
-    "through secure aggregation)",
-    "summed-gradients": "in every round the sum over all sites: their noisy number of records and "
-    "sum of clipped gradients at the common model, the only numbers that the "
-    "coordinator learns; for as long as at most the stated number of sites "
-    "tell it their noise (central privacy through secure aggregation), over all "
-    "rounds together",
-    "summed-steps": "in every round the sum over all sites: in the first one their noisy number of "
-    "records, sum of features and numbers of features of each length, and in each later one the sums "
-    "of their shortened gradients, and of how sure the common head should be of their records; the "
-    "only numbers that the coordinator learns, for as long as at most the stated number of sites "
-    "tell it their noise (central privacy through secure aggregation), over all rounds together",
-    "steps": "every number that a site sends, over all rounds together: in the first one its noisy "
-    "number of records, sum of features and numbers of features of each length, and in each later "
-    "one the noisy sums of shortened gradients, and of how sure the common head should be of its records",
-    "counts": "every count of a site: records of each class and histograms of their images, or "
-    "decisions and scores of a model on held-out records",
-    "sums": "every number of a surrogate: noisy sizes, sums and second moments of all classes of "
-    "the run, so that the noise also hides which classes a site has",
-    "dp-em": "every number of a surrogate: noisy sizes and means of the Gaussians of every class, "
-    "over all steps of EM; noisy sizes decide which classes it holds",
-    "dp-sgd": "every number that a site sends (updates, synthetic records, or class sizes and "
-    "sums), over all rounds together: sums over records get noise, and in every "
-    "training step the sum of clipped gradients gets noise",
-    "theorem-4.1": "mean and covariance of every class in a surrogate",
-}
+COVERS = tomllib.loads(Path(__file__).with_name("covers.toml").read_text(encoding="utf-8"))
 SINGLE_RECORDS = (
     "a patient with several records at a site that protects records: k records together have k "
     "times the epsilon, and a larger delta; with patient-column a site protects patients instead"
@@ -389,7 +357,7 @@ def _sigmas(claim: Mechanism) -> dict[str, float]:
         # 2 sqrt(5).
         sigma = 2 * math.sqrt(5) * claim.noise_multiplier
         return {"sums": sigma, "squares": sigma}
-    return {name: sigma for name, (sigma, _) in claim.noise.items()}
+    return claim.sigmas
 
 
 def _released(surrogate: AnySurrogate, claim: Mechanism) -> list[Noisy]:

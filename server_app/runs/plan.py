@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import replace
+from pathlib import Path
 
 from fedsurrogate.common.costs import Cost, costs
 from fedsurrogate.common.escapes import human_bytes
@@ -95,7 +97,8 @@ def in_words(config: Run, own: Cost, dimension: int, classes: int, records: int)
     return [*lines, *who_sees_what(config)]
 
 
-TO_FILL = "(to be filled in by the hospital)"
+AGGREGATION = " Secure aggregation: the coordinator sees the sum over all sites alone."
+CLAIM = "epsilon {:g}, delta {:g}; neighbours differ in a record, or a patient where the data name patients"
 
 
 def impact_fields(
@@ -114,52 +117,30 @@ def impact_fields(
     Returns:
         Field, article and text of each. What only people know says so.
     """
-    settings, unit = config.settings, "a record, or a patient where the data name patients"
+    settings = config.settings
+    texts = tomllib.loads(Path(__file__).with_name("impact.toml").read_text(encoding="utf-8"))
     classes = classes if config.target is None else len(config.target.rows)
-    sent = " ".join(_released(config.plan.messages, classes, dimension, records))
-    names = (
-        f"names of classes: {', '.join(settings.classes)}" if settings.classes else "class names"
-    )
-    if config.private:
-        claim = f"epsilon {own.epsilon:g}, delta {own.delta:g}; neighbours differ in {unit}"
-        risk = (
-            f"Membership inference is bounded by the claim: {claim}. Not covered: participation, "
-            "durations, one person at several hospitals."
-        )
-        metric = f"Random noise in every release ({config.plan.mechanism_name}): {claim}."
-    else:
-        risk = (
-            "No differential privacy: counts, means and second moments can reveal that a record was "
-            "used. `site check --attack` measures this by membership inference before anything leaves."
-        )
-        metric = "None by noise; the policy must allow it (without-dp)."
-    aggregation = " Secure aggregation: the coordinator sees the sum over all sites alone."
+    named = f"names of classes: {', '.join(settings.classes)}"
+    privacy = texts["private" if config.private else "open"]
+    values = {
+        "method": config.method.title,
+        "rounds": own.rounds,
+        "sent": " ".join(_released(config.plan.messages, classes, dimension, records))
+        or "see the settings",
+        "names": named if settings.classes else "class names",
+        "size": human_bytes(own.up),
+        "aggregation": AGGREGATION * settings.secure_aggregation,
+        "withdrawal": texts["withdrawal"]["stored" if config.plan.combination.stored else "again"],
+        "backbone": settings.backbone,
+        "defence": settings.defence,
+        "mechanism": config.plan.mechanism_name,
+        "claim": CLAIM.format(own.epsilon, own.delta) if config.private else "",
+    }
+    values |= {name: privacy[name].format_map(values) for name in ("risk", "noise")}
     return [
-        ("Purpose of the processing", "GDPR 35(7)(a)", TO_FILL),
-        ("Processing", "GDPR 35(7)(a)", f"{config.method.title}, {own.rounds} round(s): each hospital "
-         "computes features of its images on its own machine, and sends what is named below."),
-        ("Data that leave", "GDPR 35(7)(a)", f"{sent or 'see the settings'}; {names}. "
-         f"{human_bytes(own.up)} a hospital. Images, features and identifiers stay."),
-        ("Legal basis", "GDPR 6, 9(2)", TO_FILL),
-        ("Necessity, minimisation", "GDPR 5(1)(c), 35(7)(b)", "No image and no feature of a record "
-         f"leaves: {human_bytes(own.up)} in place of the data."),
-        ("Risks", "GDPR 35(7)(c)", risk),
-        ("Measures: noise", "GDPR 32, 35(7)(d)", metric + aggregation * settings.secure_aggregation),
-        ("Measures: control", "GDPR 25, 32, 35(7)(d)", "Code that arrives is never run. The "
-         "hospital's policy decides; its gate refuses; its ledger records and limits every release."),
-        ("Withdrawal", "GDPR 7(3), 17", "`coordinator refit RUN --without SITE` removes a "
-         "hospital exactly, without the others." if config.plan.combination.stored else
-         "A new run without the hospital; models that were handed out stay."),
-        ("Intended purpose of the model", "AI Act 11, Annex IV(1)", TO_FILL),
-        ("Data and their governance", "AI Act 10, Annex IV(2)(d)", f"Backbone "
-         f"{settings.backbone}, frozen. Each hospital's data stay; `site doctor` reports their quality."),
-        ("Accuracy, robustness", "AI Act 15, Annex IV(2)(g)", "`coordinator evaluate` and `site "
-         f"evaluate` give metrics with intervals; defence against false data: {settings.defence}."),
-        ("Record-keeping", "AI Act 12", "Run folder (manifest, events, report), ledger of each "
-         "hospital, audit log of the coordinator."),
-        ("Human oversight", "AI Act 14", "People approve a run (`site approve`) and put a model into "
-         "use (`site models use`)."),
-    ]  # fmt: skip
+        (each["field"], each["article"], each["text"].format_map(values))
+        for each in texts["fields"]
+    ]
 
 
 def _released(messages: Messages, classes: int, dimension: int, records: int) -> list[str]:

@@ -283,6 +283,30 @@ class RunFolder:
         return {name: row[key] for name, key in DOWNSTREAM.items() if key in row}
 
     @property
+    def sources(self) -> list[str]:
+        """Return the records of heads, as in `downstream`, of which a site has an accuracy."""
+        measured = {source for site in self.sites for source in self.downstream(site.name)}
+        return [source for source in DOWNSTREAM if source in measured]
+
+    @property
+    def config(self) -> Json:
+        """Return the settings of the run."""
+        return as_table(self.manifest.get("config"))
+
+    @property
+    def metric_values(self) -> list[tuple[str, str, Json]]:
+        """Return how well a model of another target than classes answers: "all" or a site, an answer,
+        and its metrics by name.
+        """
+        places = {"all": at(self.metrics, "metric_values", "all")}
+        places |= as_table(at(self.metrics, "metric_values", "per_site"))
+        return [
+            (place, output, as_table(own))
+            for place, outputs in places.items()
+            for output, own in as_table(outputs).items()
+        ]
+
+    @property
     def tested(self) -> str:
         """Return what each site has evaluated on its own test records, in words."""
         name = str(self.metrics.get("method") or "")

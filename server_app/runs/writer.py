@@ -153,7 +153,8 @@ class RunWriter:
         self.path = Path(config.settings.output_dir).expanduser().absolute() / name
         try:
             (self.path / "surrogates").mkdir(parents=True)
-            self._mode = READABLE & ~_umask(self.path)
+            # As the mode of a new folder is: without the permissions that this process removes.
+            self._mode = READABLE & self.path.stat().st_mode
             self._lock = WriterLock(self.path)
             self._reserve = self.path / ".reserve"
             self._write_manifest()
@@ -284,8 +285,3 @@ class RunWriter:
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
         replace_file(self.path / name, json.dumps(content, indent=2) + "\n", mode=READABLE)
-
-
-def _umask(folder: Path) -> int:
-    """The permissions that this process removes from new files, as the mode of a new folder shows."""
-    return ~folder.stat().st_mode & 0o777

@@ -22,7 +22,7 @@ from fedsurrogate.common.wire.records import Info, to_record
 from fedsurrogate.common.wire.tensors import Expectation, check_reply
 
 from ..flower import Settings, check_no_settings, classifier_arrays, metrics_of
-from .collection import Collection, Recorder, check_quorum
+from .collection import Collection, Recorder
 from .federation import Federation
 from .identifications import Group
 from .outcome import NO_REPLY, seconds_in, share_in
@@ -205,12 +205,7 @@ class Chain(Federation):
         """Learn, after the last chain step."""
         self._learned = True
         self.outcome.seconds["chain"] = time.perf_counter() - self._started
-        check_quorum(
-            len(way.walk.done),
-            len(self.outcome.sites),
-            self.config.settings.site_count,
-            self.config.settings.quorum,
-        )
+        self._check_quorum(len(way.walk.done))
         assert way.relay is not None  # the quorum is at least one site
         self._learn(way.grid, way.group, way.walk, way.relay, self.deadline)
 
@@ -233,8 +228,7 @@ class Chain(Federation):
             self.recorder.event("resumed", hops=len(walk.done))
             for name in walk.done:
                 if name in group.nodes:
-                    site = self.outcome.sites[group.nodes[name]]
-                    site.fate, site.reason = "used", ""
+                    self.outcome.sites[group.nodes[name]].use()
             relay = b64decode(walk.relay) or None
         else:
             walk, relay = Walk(self._order(group), run=self.config.digest), None
@@ -381,7 +375,8 @@ class Chain(Federation):
         seconds: float,
     ) -> None:
         site = self.outcome.sites[group.nodes[name]]
-        site.fate, site.reason, site.simulated = "used", "", info.get("simulated") is True
+        site.use()
+        site.simulated = info.get("simulated") is True
         walk.done.append(name)
         walk.sender, walk.sender_key, walk.sent_hop = name, group.keys[name], hop
         step: dict[str, str | float] = {

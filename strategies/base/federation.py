@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
-from flwr.app import Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from fedsurrogate.common.backbones.backbone_names import shown
@@ -21,6 +21,7 @@ from fedsurrogate.common.errors import (
     RunError,
     SurrogateError,
 )
+from fedsurrogate.common.models.classifiers import Classifier
 from fedsurrogate.common.models.devices import pick_device
 from fedsurrogate.common.signed_models.signed_model import (
     SUFFIX,
@@ -39,6 +40,7 @@ from .identifications import Group, Identification, identification, settle
 from .outcome import (
     NO_REPLY,
     Defended,
+    Learned,
     Outcome,
     Points,
     Receipts,
@@ -56,6 +58,7 @@ from .outcome import (
     share_in,
     whole_number,
 )
+from .training import Training
 
 COMPARE = f"{MessageType.QUERY}.compare"
 HELLO = f"{MessageType.QUERY}.hello"
@@ -99,10 +102,39 @@ class Federation(FlowerStrategy):
         # those with one.
         self._sent: list[Message] = []
         self._receivers: dict[str, int] = {}
+        # What sites had sent in the rounds of a run that this one continues.
+        self._bytes_before = 0
+        # The replies of the one round.
+        self._collection: Collection | None = None
         # Connected nodes. No other site may take the name of one of them, unless that one was
         # rejected.
         self._connected: set[int] = set()
         self._named_nodes: dict[str, int] = {}  # The last node that took a name.
+
+    def run(self, grid: Grid, deadline: float = 0.0) -> float | None:
+        """Run the one round.
+
+        Methods of several rounds or chain steps have their own loop.
+
+        Args:
+            grid: through which the sites are asked.
+            deadline: seconds to wait for replies; 0 for that of the settings.
+
+        Returns:
+            The accuracy over all sites' own test splits; None if no site reported it.
+
+        Raises:
+            RunError: when there is no site, or too few are left.
+        """
+        self.deadline = deadline or self.config.settings.deadline
+        self.summary()
+        started = time.perf_counter()
+        messages = self.configure_train(1, self.initial, ConfigRecord(), grid)
+        self._collection = Collection(grid, messages, self.deadline)
+        self._finish_round(1, self.aggregate_train(1, self._collection))
+        spent = self.outcome.seconds
+        spent["wait"] = max(0.0, time.perf_counter() - started - sum(spent.values()))
+        return self.evaluate(grid, self.deadline)
 
     def receive_late(self, grace: float) -> bool:
         """Accept replies that arrive after the deadline.
@@ -160,18 +192,27 @@ class Federation(FlowerStrategy):
         for node, site in self.outcome.sites.items():
             if node not in identified and site.fate == "dropped":
                 self.recorder.event("dropped", site=site.name, reason=NO_REPLY)
-        reasons = self.outcome.reasons_besides(group.nodes.values())
-        check_quorum(
-            len(group.nodes),
-            len(nodes),
-            self.config.settings.site_count,
-            self.config.settings.quorum,
-            reasons=reasons,
-        )
+        self._check_quorum(len(group.nodes), len(nodes), besides=group.nodes.values())
         if not group.classes:
             raise RunError("no site reports its classes; set classes in the run's settings")
         check_class_number(group.classes)
         return group
+
+    def _check_quorum(
+        self,
+        used: int,
+        invited: int = 0,
+        what: str = "can be used",
+        besides: Container[int] = (),
+    ) -> None:
+        """Check that enough sites can be used. Raises RunError.
+
+        invited: number of invited sites; 0 for all that have been connected. what: see
+        `check_quorum`. besides: nodes that can be used, and have sent nothing yet.
+        """
+        own, sites = self.config.settings, len(self.outcome.sites)
+        reasons = self.outcome.reasons(besides)
+        check_quorum(used, invited or sites, own.site_count, own.quorum, what, reasons)
 
     def invite(self, grid: Grid, deadline: float, number: int | None = None) -> list[int]:
         """The connected nodes that may take part.
@@ -254,13 +295,17 @@ class Federation(FlowerStrategy):
         return accuracy
 
     def _broadcast(self) -> Iterable[Message]:
-        """Messages with the head for every site whose surrogate was used."""
-        payload = self._payload()
-        info = self._signed() | {"bytes": len(payload)}
-        used = [node for node, site in self.outcome.sites.items() if site.fate == "used"]
+        """Messages with the result for every site whose surrogate was used."""
+        payload, info = self._evaluated_by_sites()
+        values = info if payload is None else info | {"bytes": len(payload)}
         return [
-            self._message(MessageType.EVALUATE, node, to_record(payload, info)) for node in used
+            self._message(MessageType.EVALUATE, node, to_record(payload, values))
+            for node in self.outcome.used
         ]
+
+    def _evaluated_by_sites(self) -> tuple[bytes | None, Info]:
+        """What sites evaluate: the payload, and values next to it."""
+        return self._payload(), self._signed()
 
     def _signed(self) -> Info:
         """What lets a site keep the model as a signed file. A model that cannot be signed is still
@@ -280,9 +325,7 @@ class Federation(FlowerStrategy):
         """Record each site's accuracy on its own test split; return the accuracy over all these
         splits together.
         """
-        silent = {
-            node: site.name for node, site in self.outcome.sites.items() if site.fate == "used"
-        }
+        silent = {node: self.outcome.sites[node].name for node in self.outcome.used}
         for node in silent:
             self.outcome.sites[node].correct = self.outcome.sites[node].tested = 0
         for reply in replies:
@@ -428,14 +471,25 @@ class Federation(FlowerStrategy):
             self.recorder.event("suspect", site=suspect.site, **facts)
             Federation._reject(self, nodes[suspect.site], f"suspect: {suspect.reason}", number)
 
+    def _keep_learned(
+        self, learned: Learned, started: float, facts: Mapping[str, str | float] | None = None
+    ) -> None:
+        """Record what was learned since `started`, with more facts about the learning."""
+        outcome = self.outcome
+        outcome.learned, outcome.model = learned.source, learned.model
+        outcome.learning = {**learned.facts, **(facts or {})}
+        outcome.seconds["learn"] = time.perf_counter() - started
+        classes, seconds = len(learned.model.header.classes), outcome.seconds["learn"]
+        self.recorder.event("learned", **outcome.learning, seconds=seconds, classes=classes)
+
     def _payload(self) -> bytes:
         assert self.outcome.model is not None  # a subclass has learned it or raised
         return pack_classifier(self.outcome.model)
 
     def _simulated(self) -> bool:
         """Whether the run is a simulation. All used sites must report so: one site alone could lie."""
-        used = [site for site in self.outcome.sites.values() if site.fate == "used"]
-        return bool(used) and all(site.simulated for site in used)
+        used = self.outcome.used
+        return bool(used) and all(self.outcome.sites[node].simulated for node in used)
 
     def _compare(self, grid: Grid, deadline: float) -> None:
         """In a simulation, ask one site to evaluate the model, and baselines if requested, on the
@@ -474,11 +528,29 @@ class Federation(FlowerStrategy):
             self.recorder.event("comparison-failed", reason=str(error))
             return None
 
+    def classifier(self, training: Training) -> Classifier:
+        """The classifier made of the model after any round, of a run in rounds."""
+        return training.classifier()
+
+    def _entry(self, training: Training, used: int, grid: Grid) -> dict[str, object]:
+        """The facts of a round that has just ended, of which so many sites were used."""
+        facts: dict[str, object] = {
+            "round": training.round,
+            "accuracy": self._accuracy(grid),
+            "bytes_up": self._bytes_before
+            + sum(site.bytes_up for site in self.outcome.sites.values()),
+            "used": used,
+        }
+        if self.config.mechanism is not None:
+            # With the rounds that were charged and did not end.
+            facts["epsilon"] = self.config.mechanism.epsilon_after(training.asked)
+        return facts
+
     def _judged(self, grid: Grid, deadline: float, values: Info) -> Info:
         """One simulated site's evaluation of the model on the whole test split. Raises
         SurrogateError.
         """
-        node = next(node for node, site in self.outcome.sites.items() if site.fate == "used")
+        node = self.outcome.used[0]
         payload = self._payload()
         message = Message(to_record(payload, values | {"bytes": len(payload)}), node, COMPARE)
         for reply in Collection(grid, [message], deadline):

@@ -6,17 +6,15 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
 from torch import Tensor
 
 from fedsurrogate.common.errors import SurrogateError
-from fedsurrogate.common.models.classifiers import Classifier
 from fedsurrogate.common.privacy.mechanism import check_stated
 from fedsurrogate.common.surrogates.mixtures import Frame, common_frame
 from fedsurrogate.common.surrogates.surrogates import Reply
@@ -25,10 +23,10 @@ from fedsurrogate.common.wire.surrogate_proto import centre_digest
 from fedsurrogate.common.wire.tensors import Expectation, check_reply
 
 from ..flower import Settings, check_no_settings, classifier_arrays, metrics_of
-from .collection import Collection, Recorder, check_quorum
+from .collection import Collection, Recorder
 from .federation import Federation
 from .identifications import Group, misfits, other_truths
-from .outcome import Defended, PointSource, Site, due_centre, seconds_in
+from .outcome import Defended, Learned, Site, due_centre, seconds_in
 
 CENTRE_FILE = "centre.pb"
 NAME = f"{MessageType.QUERY}.name"
@@ -36,23 +34,6 @@ NAME_SECONDS = 120.0
 
 
 S = TypeVar("S", bound=Reply)
-
-
-@dataclass(frozen=True)
-class Learned:
-    """What a run of one round has learned.
-
-    Attributes:
-        model: a classifier.
-        defended: the result of the defence against hostile sites.
-        source: of synthetic points; None if there is none.
-        facts: about the learning, for the events.
-    """
-
-    model: Classifier
-    defended: Defended[Any]
-    source: PointSource | None = None
-    facts: Mapping[str, str | float] = field(default_factory=dict)
 
 
 class OneShot(Federation, Generic[S]):
@@ -74,7 +55,6 @@ class OneShot(Federation, Generic[S]):
     ) -> None:
         super().__init__(config, recorder, device)
         self._received: dict[int, S] = {}
-        self._asked: Collection | None = None
         self._done = False
         self._centre = centre
         # The sites that have identified themselves and fit together; None where none are asked to.
@@ -183,32 +163,6 @@ class OneShot(Federation, Generic[S]):
         """The classes in order, if all sites must have the same classes; otherwise empty."""
         return ()
 
-    def run(self, grid: Grid, deadline: float = 0.0) -> float | None:
-        """Run the one round.
-
-        Differs from Flower's loop: replies are checked as they arrive, and late ones are stored for
-        `coordinator refit`.
-
-        Args:
-            grid: through which the sites are asked.
-            deadline: seconds to wait for replies; 0 for that of the settings.
-
-        Returns:
-            The accuracy over all sites' own test splits; None if no site reported it.
-
-        Raises:
-            RunError: when there is no site or the quorum is missed.
-        """
-        self.deadline = deadline or self.config.settings.deadline
-        self.summary()
-        started = time.perf_counter()
-        messages = self.configure_train(1, self.initial, ConfigRecord(), grid)
-        self._asked = Collection(grid, messages, self.deadline)
-        self._finish_round(1, self.aggregate_train(1, self._asked))
-        spent = self.outcome.seconds
-        spent["wait"] = max(0.0, time.perf_counter() - started - sum(spent.values()))
-        return self.evaluate(grid, self.deadline)
-
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
@@ -295,14 +249,14 @@ class OneShot(Federation, Generic[S]):
         Returns:
             Whether one did.
         """
-        if self._asked is None or not self._asked.unanswered:
+        if self._collection is None or not self._collection.unanswered:
             return False
         if grace:
             self.recorder.event(
                 "waiting", reason="for sites that missed the deadline", seconds=grace
             )
         came = False
-        for reply in self._asked.prolonged(grace):
+        for reply in self._collection.prolonged(grace):
             self._receive(reply, late=True)
             came = True
         return came
@@ -354,23 +308,12 @@ class OneShot(Federation, Generic[S]):
 
     def _conclude(self) -> None:
         """Select the surrogates that fit together, and learn from them. Raises RunError."""
-        sent, outcome = self._usable(), self.outcome
+        sent = self._usable()
         started = time.perf_counter()
         learned = self.learn(sent, self.config.settings.classes)
         self._apply_defence(learned.defended)
-        self._check_quorum()
-        outcome.learned, outcome.model, outcome.learning = (
-            learned.source,
-            learned.model,
-            dict(learned.facts),
-        )
-        outcome.seconds["learn"] = time.perf_counter() - started
-        self.recorder.event(
-            "learned",
-            **learned.facts,
-            seconds=outcome.seconds["learn"],
-            classes=len(learned.model.header.classes),
-        )
+        self._check_quorum(self.outcome.count("used"))
+        self._keep_learned(learned, started)
 
     def _usable(self) -> list[S]:
         """The surrogates that fit together, in an order that does not depend on arrival. Records
@@ -381,7 +324,7 @@ class OneShot(Federation, Generic[S]):
         for node, site in self.outcome.sites.items():
             if site.fate == "dropped" and (asked is None or node in asked):
                 self.recorder.event("dropped", site=site.name, reason=site.reason)
-        self._check_quorum()
+        self._check_quorum(self.outcome.count("used"))
         self._settle_frame()
         return in_order(self._received.values())
 
@@ -395,16 +338,7 @@ class OneShot(Federation, Generic[S]):
                 self._reject(node, "columns of scales that the other sites' are far from")
             else:
                 self._received[node] = sent
-        self._check_quorum()
-
-    def _check_quorum(self) -> None:
-        check_quorum(
-            self.outcome.count("used"),
-            len(self.outcome.sites),
-            self.config.settings.site_count,
-            self.config.settings.quorum,
-            reasons=self.outcome.reasons,
-        )
+        self._check_quorum(self.outcome.count("used"))
 
     def _receive(self, reply: Message, late: bool = False) -> None:
         """Read one reply; accept its surrogate, or reject it with a reason."""
@@ -449,12 +383,8 @@ class OneShot(Federation, Generic[S]):
             self.recorder.event("late", site=name, before=late, reason=site.reason, **facts)
             return
         self.recorder.event("replied", site=name, **facts)
-        site.fate, site.reason, site.simulated, site.claim = (
-            "used",
-            "",
-            info.get("simulated") is True,
-            sent.claim,
-        )
+        site.use()
+        site.simulated, site.claim = info.get("simulated") is True, sent.claim
         self._received[node] = self.kept(sent, stored)
         for key in ("extract", "fit"):
             if (spent := seconds_in(info, key)) is not None:

@@ -351,6 +351,38 @@ class Defended(Generic[T]):
     alike: bool = False
 
 
+class PointSource(Protocol):
+    """A source of synthetic features that a model was learned from, for figures."""
+
+    def sample(self, seed: int, limit: int) -> Batch:
+        """Synthetic features.
+
+        Args:
+            seed: of all random streams.
+            limit: about so many features.
+
+        Returns:
+            Features (n, d), and their labels (n,).
+        """
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What a run of one round has learned.
+
+    Attributes:
+        model: a classifier.
+        defended: the result of the defence against hostile sites.
+        source: of synthetic points; None if there is none.
+        facts: about the learning, for the events.
+    """
+
+    model: Classifier
+    defended: Defended[Any]
+    source: PointSource | None = None
+    facts: Mapping[str, str | float] = field(default_factory=dict)
+
+
 Fate = Literal["used", "rejected", "dropped"]
 NO_REPLY = "no reply before the deadline"
 
@@ -406,20 +438,9 @@ class Site:
     version: str = ""
     node: int = 0
 
-
-class PointSource(Protocol):
-    """A source of synthetic features that a model was learned from, for figures."""
-
-    def sample(self, seed: int, limit: int) -> Batch:
-        """Synthetic features.
-
-        Args:
-            seed: of all random streams.
-            limit: about so many features.
-
-        Returns:
-            Features (n, d), and their labels (n,).
-        """
+    def use(self) -> None:
+        """Its reply is used."""
+        self.fate, self.reason = "used", ""
 
 
 @dataclass
@@ -485,18 +506,18 @@ class Outcome:
     earlier: Mechanism | None = None
 
     @property
-    def reasons(self) -> list[str]:
-        """Why sites are not used."""
-        return [site.reason for site in self.sites.values() if site.fate != "used"]
+    def used(self) -> list[int]:
+        """The nodes of the used sites."""
+        return [node for node, site in self.sites.items() if site.fate == "used"]
 
-    def reasons_besides(self, nodes: Container[int]) -> list[str]:
-        """Why sites are not used, at the start of a run: `nodes` can be, although they have sent
-        nothing yet.
+    def reasons(self, besides: Container[int] = ()) -> list[str]:
+        """Why sites are not used, other than the nodes `besides`: at the start of a run these can be,
+        although they have sent nothing yet.
         """
         return [
             site.reason
             for node, site in self.sites.items()
-            if node not in nodes and site.fate != "used"
+            if node not in besides and site.fate != "used"
         ]
 
     @property

@@ -16,7 +16,6 @@ from flwr.serverapp import Grid
 
 from fedsurrogate.common.backbones.backbone_names import shown
 from fedsurrogate.common.errors import PUBLIC_SENTENCES, RunError, SurrogateError
-from fedsurrogate.common.models.classifiers import Classifier
 from fedsurrogate.common.models.parameters import Parameters, check_update, length_of
 from fedsurrogate.common.privacy.mechanism import check_stated
 from fedsurrogate.common.surrogates.surrogates import Synthetic
@@ -24,7 +23,7 @@ from fedsurrogate.common.wire.records import Info, to_record
 from fedsurrogate.common.wire.tensors import Expectation, check_reply
 
 from ..flower import Settings, arrays_of, check_no_settings, metrics_of, tensors_like
-from .collection import Collection, Recorder, check_quorum, has_quorum
+from .collection import Collection, Recorder, has_quorum
 from .federation import Federation
 from .identifications import identification
 from .outcome import NO_REPLY, Defended, Suspect, seconds_in
@@ -55,7 +54,7 @@ class Rounds(Federation, Generic[R]):
         # None between rounds.
         self._asked: tuple[list[int], set[int]] | None = None
         self._grid: Grid | None = None
-        self._started, self._bytes_before = 0.0, 0
+        self._started = 0.0
 
     @abstractmethod
     def parse(self, payload: bytes, training: Training) -> R:
@@ -136,10 +135,6 @@ class Rounds(Federation, Generic[R]):
     def records(self, reply: R) -> int:
         """Number of records behind a reply; 0 if not reported."""
         return reply.records
-
-    def classifier(self, training: Training) -> Classifier:
-        """The classifier made of the model after any round."""
-        return training.classifier()
 
     def run(self, grid: Grid, deadline: float = 0.0) -> float | None:
         """Run all remaining rounds.
@@ -282,19 +277,13 @@ class Rounds(Federation, Generic[R]):
         replies, silent = self._replies(training, asked, answers)
         silent |= mute
         try:
-            check_quorum(
-                len(replies),
-                len(asked) + len(mute),
-                self.config.settings.site_count,
-                self.config.settings.quorum,
-                reasons=self.outcome.reasons,
-            )
+            self._check_quorum(len(replies), len(asked) + len(mute))
         except RunError as error:
             if training.round and self._only_budgets_are_missing(asked, silent, len(replies)):
                 self._stop(f"round {number}: {error}, and sites' privacy budgets do not allow more")
                 for site in sites.values():
                     if site.name in training.confirmed:
-                        site.fate, site.reason = "used", ""
+                        site.use()
                 return None
             raise RunError(f"round {number}: {error}") from None
         # The order of arrival must not matter: floating-point sums depend on the order.
@@ -303,17 +292,8 @@ class Rounds(Federation, Generic[R]):
         self._apply_defence(defended, number)
         step = self._absorbed(training, defended.kept)
         self.outcome.model = self.classifier(training)
-        accuracy = None if self._grid is None else self._accuracy(self._grid)
-        facts: dict[str, object] = {
-            "round": number,
-            "accuracy": accuracy,
-            "bytes_up": self._bytes_before + sum(site.bytes_up for site in sites.values()),
-            "used": len(replies),
-            **step,
-        }
-        if self.config.mechanism is not None:
-            facts["epsilon"] = self.config.mechanism.epsilon_after(training.asked)
-        return facts
+        assert self._grid is not None  # through which the sites were asked
+        return self._entry(training, len(replies), self._grid) | step
 
     def _absorbed(self, training: Training, replies: Sequence[R]) -> dict[str, object]:
         """Update the model so that every site accepts it; return the facts of the round.
@@ -462,12 +442,8 @@ class Rounds(Federation, Generic[R]):
         except SurrogateError as error:
             self._reject(node, str(error), number)
             return None
-        site.fate, site.reason, site.simulated, site.claim = (
-            "used",
-            "",
-            info.get("simulated") is True,
-            read.claim,
-        )
+        site.use()
+        site.simulated, site.claim = info.get("simulated") is True, read.claim
         parts = {name: seconds for name in PARTS if (seconds := seconds_in(info, name)) is not None}
         site.records = self.records(read) or site.records
         facts = {

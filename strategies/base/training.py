@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from pydantic import BaseModel, ConfigDict
@@ -183,18 +183,11 @@ class Training:
 
         tensors = {"model." + name: tensor.contiguous() for name, tensor in self.model.items()}
         tensors |= {"memory." + name: tensor.contiguous() for name, tensor in self.memory.items()}
-        state = {
-            "format": FORMAT,
-            "run": self.config.digest,
-            "classes": self.classes,
-            "fingerprint": self.fingerprint,
-            "inputs": self.inputs,
-            "round": self.round,
-            "asked": self.asked,
-            "lineage": self.lineage,
-            "history": self.history,
-            "confirmed": self.confirmed,
-        } | ({"frame": base64.b64encode(self.frame).decode()} if self.frame else {})
+        state = {"format": FORMAT, "run": self.config.digest} | {
+            name: getattr(self, name) for name in _Facts.OF_TRAINING
+        }
+        if self.frame:
+            state["frame"] = base64.b64encode(self.frame).decode()
         content: bytes = save(tensors, {"state": json.dumps(state)})
         return content
 
@@ -241,20 +234,8 @@ class Training:
                 f"{name} is of a run with other settings, or of another version "
                 f"({facts.run[:64]}), not {config.digest}"
             )
-        return cls(
-            config,
-            facts.classes,
-            facts.fingerprint,
-            facts.inputs,
-            parts["model"],
-            parts["memory"],
-            facts.round,
-            facts.asked,
-            facts.lineage,
-            facts.history,
-            facts.confirmed,
-            frame,
-        )
+        own = {name: getattr(facts, name) for name in _Facts.OF_TRAINING}
+        return cls(config=config, frame=frame, **own, model=parts["model"], memory=parts["memory"])
 
 
 def _fresh(config: Run, classes: int, inputs: int) -> Tensors:
@@ -277,6 +258,10 @@ class _Facts(BaseModel):
     """What a checkpoint states next to its tensors."""
 
     model_config = ConfigDict(strict=True)
+    # Attributes of a training of the same names, in the order of the file.
+    OF_TRAINING: ClassVar = (
+        *("classes", "fingerprint", "inputs", "round", "asked", "lineage", "history", "confirmed"),
+    )
 
     format: int
     run: str

@@ -482,25 +482,8 @@ def cleaned(matrix: Tensor, noise: float) -> LowRank:
 # Shrinkages that are compared. The smallest one whose estimate is within TOLERANCE of the best
 # one's is taken.
 SHRINKAGES = (
-    0.005,
-    0.01,
-    0.02,
-    0.03,
-    0.05,
-    0.07,
-    0.1,
-    0.13,
-    0.17,
-    0.2,
-    0.25,
-    0.3,
-    0.35,
-    0.4,
-    0.5,
-    0.6,
-    0.7,
-    0.8,
-    0.9,
+    *(0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.13, 0.17, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5),
+    *(0.6, 0.7, 0.8, 0.9),
 )
 TOLERANCE = 0.001
 # Number of simulated scores, over all classes.

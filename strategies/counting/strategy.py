@@ -35,19 +35,11 @@ from fedsurrogate.common.wire.records import Info, to_record
 
 from ..base.collection import Recorder
 from ..base.identifications import Group
-from ..base.one_shot import Learned, OneShot
-from ..base.outcome import Defended
+from ..base.one_shot import OneShot
+from ..base.outcome import Defended, Learned
 from ..secure_aggregation.strategy import SecureAggregation
+from . import results
 from .images import images_of_sites
-from .results import (
-    Json,
-    PooledCounts,
-    keep_result,
-    pooled,
-    records_counted,
-    result_of,
-    survey_of_sites,
-)
 
 
 class Counting(OneShot[Counts]):
@@ -70,7 +62,9 @@ class Counting(OneShot[Counts]):
     def records(self, sent: Counts) -> int:
         """Number of counted records, noisy under privacy."""
         if self.config.target is not None:
-            return records_counted(sent.tables, self.config.settings.counting, self.config.target)
+            return results.records_counted(
+                sent.tables, self.config.settings.counting, self.config.target
+            )
         first = tables_in(self.config.settings.counting, len(self.config.settings.classes), None)[0]
         return max(0, int(sent.tables[first.name].sum()))
 
@@ -158,14 +152,14 @@ class Counting(OneShot[Counts]):
         counts = self._usable()
         for node, each in self._received.items():
             self.outcome.sites[node].claim = each.claim
-        keep_result(self.recorder, self.config.settings, len(counts), self._result(counts))
+        results.keep_result(self.recorder, self.config.settings, len(counts), self._result(counts))
         self.recorder.event("counted", sites=len(counts), records=sum(map(self.records, counts)))
 
-    def _result(self, counts: Sequence[Counts]) -> Json:
-        counted = pooled(counts)
+    def _result(self, counts: Sequence[Counts]) -> results.Json:
+        counted = results.pooled(counts)
         result = self._result_of(counted)
         if self.config.settings.counting.kind == "survey":
-            result |= survey_of_sites(counts)
+            result |= results.survey_of_sites(counts)
             own = self.config.settings.counting
             if own.images:
                 target, asked = self.config.target, self.config.mechanism
@@ -176,20 +170,20 @@ class Counting(OneShot[Counts]):
         of_target = self.config.target is not None
         part = "outputs" if of_target else "accuracy"
         result["per_site"] = {
-            each.header.site: self._result_of(pooled([each]))[part] for each in shown
+            each.header.site: self._result_of(results.pooled([each]))[part] for each in shown
         }
         if self._exact.keys() == {each.header.site for each in counts}:
             tables = {
                 name: torch.stack([tables[name] for tables in self._exact.values()]).sum(0)
                 for name in counted.tables
             }
-            exact = PooledCounts(tables, dict.fromkeys(tables, 0.0))
+            exact = results.PooledCounts(tables, dict.fromkeys(tables, 0.0))
             result["exact"] = self._result_of(exact)
         return result
 
-    def _result_of(self, counts: PooledCounts) -> Json:
+    def _result_of(self, counts: results.PooledCounts) -> results.Json:
         own = self.config.settings
-        return result_of(counts, own.counting, own.classes, self.config.target)
+        return results.result_of(counts, own.counting, own.classes, self.config.target)
 
 
 class SecureCounting(SecureAggregation):
@@ -212,7 +206,7 @@ class SecureCounting(SecureAggregation):
 
     def _learn(self, summed: list[str], numbers: Words) -> None:
         total, self.outcome.learning = self._total(summed, numbers)
-        keep_result(
+        results.keep_result(
             self.recorder,
             self.config.settings,
             len(summed),

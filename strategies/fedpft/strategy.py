@@ -53,8 +53,8 @@ from fedsurrogate.common.wire.tensors import (
 from ..base.chain import Chain, Walk
 from ..base.collection import Collection, Recorder
 from ..base.identifications import Group
-from ..base.one_shot import Learned, OneShot
-from ..base.outcome import Defended, due_centre
+from ..base.one_shot import OneShot
+from ..base.outcome import Defended, Learned, due_centre
 from ..closed_form.solvers import (
     ENOUGH_COLUMNS,
     SiteDifferences,

@@ -41,17 +41,8 @@ from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.secure_aggregation.rules import dimensions_of, projected_dimensions
 from fedsurrogate.common.settings.base import Scalar
 from fedsurrogate.common.settings.heads import AUTO
+from fedsurrogate.common.surrogates import covariances
 from fedsurrogate.common.surrogates.class_sums import PRESENT, fold, unfold
-from fedsurrogate.common.surrogates.covariances import (
-    AnyCovariance,
-    Diagonal,
-    Full,
-    Gram,
-    LowRank,
-    Spherical,
-    StoredGram,
-    eigen,
-)
 from fedsurrogate.common.surrogates.mixtures import Frame, PublicMap
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate, SumsSurrogate
 from fedsurrogate.common.wire.model_proto import unpack_parameters
@@ -109,23 +100,27 @@ def moved_surrogate(surrogate: AnySurrogate, wanted: bytes) -> AnySurrogate:
     return replace(surrogate, header=replace(surrogate.header, frame=wanted), mixtures=mixtures)
 
 
-def _moved(covariance: AnyCovariance, factor: Tensor) -> AnyCovariance:
+def _moved(covariance: covariances.AnyCovariance, factor: Tensor) -> covariances.AnyCovariance:
     """The covariance after column j is multiplied by factor[j]."""
     match covariance:
-        case Spherical():
-            return Spherical((covariance.variances.double() * factor.square().mean()).float())
-        case Diagonal():
-            return Diagonal((covariance.variances.double() * factor.square()).float())
-        case LowRank():
+        case covariances.Spherical():
+            return covariances.Spherical(
+                (covariance.variances.double() * factor.square().mean()).float()
+            )
+        case covariances.Diagonal():
+            return covariances.Diagonal((covariance.variances.double() * factor.square()).float())
+        case covariances.LowRank():
             loadings = (covariance.factor.double() * factor[:, None]).float()
-            return LowRank(loadings, (covariance.variances.double() * factor.square()).float())
-        case Full():
-            return Full((covariance.cholesky.double() * factor[:, None]).float())
-        case StoredGram():
+            return covariances.LowRank(
+                loadings, (covariance.variances.double() * factor.square()).float()
+            )
+        case covariances.Full():
+            return covariances.Full((covariance.cholesky.double() * factor[:, None]).float())
+        case covariances.StoredGram():
             variances = (covariance.variances_per_dimension().double() * factor.square()).float()
-            return StoredGram(lambda: _scaled(covariance.matrix, factor), variances)
-        case Gram():
-            return Gram(_scaled(covariance.matrix, factor))
+            return covariances.StoredGram(lambda: _scaled(covariance.matrix, factor), variances)
+        case covariances.Gram():
+            return covariances.Gram(_scaled(covariance.matrix, factor))
 
 
 def _scaled(matrix: Tensor, factor: Tensor) -> Tensor:
@@ -671,7 +666,7 @@ def whitened(head: Tensor, public: Tensor) -> Tensor:
     d = public.shape[1]
     apart = public - public.mean(0)
     covariance = apart.T @ apart / len(apart)
-    values, vectors = eigen(covariance)
+    values, vectors = covariances.eigen(covariance)
     deviations = (values.clamp_min(0) + RIDGE * covariance.trace() / d).clamp_min(1e-12).sqrt()
     _, strengths, directions = torch.linalg.svd(head @ (vectors * deviations), full_matrices=False)
     rows: Tensor = (

@@ -19,18 +19,8 @@ from flwr.serverapp import Grid
 from fedsurrogate.common.backbones.backbone_names import shown
 from fedsurrogate.common.errors import FedSurrogateError, RunError, SurrogateError
 from fedsurrogate.common.methods.method import WITHHELD, load
-from fedsurrogate.common.models.classifiers import Classifier
 from fedsurrogate.common.privacy.mechanism import DISTRIBUTED_SUMS, Mechanism, check_stated
-from fedsurrogate.common.secure_aggregation.protocol import (
-    PURPOSE,
-    Shares,
-    check_revealed,
-    noise_of_sum,
-    signed_list,
-    site_variances,
-    spare_of,
-    unmask,
-)
+from fedsurrogate.common.secure_aggregation import protocol
 from fedsurrogate.common.secure_aggregation.rules import (
     local_epsilon,
     numbers_of,
@@ -52,10 +42,10 @@ from fedsurrogate.common.wire import surrogate_proto
 from fedsurrogate.common.wire.records import Info, to_record
 from fedsurrogate.common.wire.surrogate_proto import centre_digest
 
-from ..base.collection import Collection, check_quorum
+from ..base.collection import Collection
 from ..base.federation import HELLO
 from ..base.identifications import Group
-from ..base.one_shot import Learned
+from ..base.outcome import Learned
 from ..base.rounds import CHECKPOINT
 from ..base.training import Training, read_kept
 from ..flower import arrays_of, check_no_settings, classifier_arrays, metrics_of, tensors_like
@@ -75,28 +65,6 @@ class SecureAggregation(Steps):
     _map = PublicMap()
     _subtracted = ""
     _projection = ""
-
-    def run(self, grid: Grid, deadline: float = 0.0) -> float | None:
-        """Run the sum, and evaluate what is learned from it.
-
-        Args:
-            grid: through which the sites are asked.
-            deadline: seconds to wait in each step; 0 for that of the settings.
-
-        Returns:
-            The accuracy over all sites' own test splits; None if no site reported it.
-
-        Raises:
-            RunError: when too few sites are left at any step.
-        """
-        self.deadline = deadline or self.config.settings.deadline
-        self.summary()
-        started = time.perf_counter()
-        messages = self.configure_train(1, self.initial, ConfigRecord(), grid)
-        self._finish_round(1, self.aggregate_train(1, Collection(grid, messages, self.deadline)))
-        spent = self.outcome.seconds
-        spent["wait"] = max(0.0, time.perf_counter() - started - sum(spent.values()))
-        return self.evaluate(grid, self.deadline)
 
     def hello(self, node: int) -> Message:
         """The request for a site's identification, with its keys for this sum."""
@@ -152,7 +120,7 @@ class SecureAggregation(Steps):
             self._decide(unknown, lost)
         self._decide(self._waiting, lost)
         self._enough(len(self._dealt), self._rules.least, "have shared their secrets")
-        self._check_quorum(len(self._dealt), "have shared their secrets")
+        self._check_quorum(len(self._dealt), what="have shared their secrets")
         self._delivered = dict.fromkeys(self._dealt, frozenset(self._dealt))
 
     def _begin(self) -> None:
@@ -186,7 +154,7 @@ class SecureAggregation(Steps):
                     shapes = shapes_of(self.config.plan, len(classes), dimension, number)
                     # The sites would refuse noise that does not fit into the modulus, without a
                     # reason.
-                    site_variances(claim, numbers, shapes, self._rules)
+                    protocol.site_variances(claim, numbers, shapes, self._rules)
         except FedSurrogateError as error:
             lost = "".join(f"; {name}: {reason}" for name, reason in sorted(self._lost.items()))
             raise RunError(f"{error}{lost}") from None
@@ -231,7 +199,7 @@ class SecureAggregation(Steps):
         revealed = self._ask("sum_open", signed, why, self._revealed)
         self._enough(len(revealed), self._rules.threshold, "have replied to the end")
         try:
-            numbers = unmask(
+            numbers = protocol.unmask(
                 self._masked, self._dealt, self._members, revealed, self._rules, self._delivered
             )
         except SurrogateError as error:
@@ -240,7 +208,8 @@ class SecureAggregation(Steps):
             ) from None
         for name in summed:
             site = self.outcome.sites[self._nodes[name]]
-            site.fate, site.reason, site.claim = "used", "", self._claims[name]
+            site.use()
+            site.claim = self._claims[name]
             self.recorder.event("replied", site=name, bytes=site.bytes_up)
         self._learn(summed, numbers)
         facts = {
@@ -304,16 +273,7 @@ class SecureAggregation(Steps):
         total, facts = self._total(summed, numbers)
         started = time.perf_counter()
         learned: Learned = load(self.config.plan.combination.from_sums)(total, self.config)
-        self.outcome.model, self.outcome.learned = learned.model, learned.source
-        self.outcome.learning = {**learned.facts, **facts}
-        self.outcome.seconds["learn"] = time.perf_counter() - started
-        classes = len(learned.model.header.classes)
-        self.recorder.event(
-            "learned",
-            **self.outcome.learning,
-            seconds=self.outcome.seconds["learn"],
-            classes=classes,
-        )
+        self._keep_learned(learned, started, facts)
 
     def _total(self, summed: list[str], numbers: Words) -> tuple[Total, dict[str, str | float]]:
         """The sum as real numbers, and facts about it. Raises RunError when it is of too few sites."""
@@ -329,13 +289,13 @@ class SecureAggregation(Steps):
                 # from a seed with it.
                 own = self._claims[site]
                 assert own is not None
-                spare = spare_of(own, *given, seed)
+                spare = protocol.spare_of(own, *given, seed)
                 if spare:
                     numbers = numbers - words(
                         np.concatenate([spare[name] for name in self._shapes])
                     )
-            sigmas = noise_of_sum(claim, *given, len(summed), len(self._spares))
-        self._check_quorum(len(summed), "can be used")
+            sigmas = protocol.noise_of_sum(claim, *given, len(summed), len(self._spares))
+        self._check_quorum(len(summed))
         tensors, at = {}, 0
         for name, shape in self._shapes.items():
             count = prod(shape)
@@ -370,17 +330,6 @@ class SecureAggregation(Steps):
         usual = {name: math.sqrt(len(summed) / 12) * step for name, step in steps.items()}
         return Total(self._header, tensors, sigmas, claim, self._map, most, usual), facts
 
-    def _check_quorum(self, there: int, what: str) -> None:
-        config, outcome = self.config, self.outcome
-        check_quorum(
-            there,
-            len(outcome.sites),
-            config.settings.site_count,
-            config.settings.quorum,
-            what,
-            outcome.reasons,
-        )
-
     @property
     def _number(self) -> int:
         """The number of the current round, from one."""
@@ -413,16 +362,16 @@ class SecureAggregation(Steps):
 
     def _signature(self, name: str, payload: bytes, info: Info) -> bytes:
         verify(
-            signed_list(self._digest, sorted(self._masked)),
+            protocol.signed_list(self._digest, sorted(self._masked)),
             payload,
             self._members[name].public,
-            PURPOSE,
+            protocol.PURPOSE,
         )
         return payload
 
-    def _revealed(self, name: str, payload: bytes, info: Info) -> Shares:
+    def _revealed(self, name: str, payload: bytes, info: Info) -> protocol.Shares:
         shares = surrogate_proto.unpack_revealed(payload)
-        check_revealed(
+        protocol.check_revealed(
             name,
             shares,
             {each: self._dealt[each] for each in self._delivered[name]},
@@ -444,7 +393,6 @@ class SecureRounds(SecureAggregation):
     _training: Training | None = None
     # Rounds of an earlier run that were charged and did not end. The budget has no more for them.
     _charged_in_vain = 0
-    _bytes_before = 0
     # The sites of the first sum. Without distributed noise they refuse a sum with others, such as one
     # that comes back.
     _first: frozenset[str] = frozenset()
@@ -520,10 +468,6 @@ class SecureRounds(SecureAggregation):
         super().aggregate_train(server_round, replies)
         assert self._training is not None
         return arrays_of(self._training.model), metrics_of(self._training.history[-1])
-
-    def classifier(self, training: Training) -> Classifier:
-        """The classifier made of the model after any round."""
-        return training.classifier()
 
     def invite(self, grid: Grid, deadline: float, number: int | None = None) -> list[int]:
         """The connected nodes. Only the first round waits for all expected sites.
@@ -620,16 +564,7 @@ class SecureRounds(SecureAggregation):
             self._first = self._first or frozenset(summed)
         load(self.config.plan.combination.from_sums)(total, training, summed)
         self.outcome.model, self.outcome.learning = self.classifier(training), facts
-        sent = self._bytes_before + sum(site.bytes_up for site in self.outcome.sites.values())
-        entry: dict[str, object] = {
-            "round": training.round,
-            "accuracy": self._accuracy(self._grid),
-            "bytes_up": sent,
-        }
-        entry["used"] = len(summed)
-        if self.config.mechanism is not None:
-            # With the rounds that were charged and did not end.
-            entry["epsilon"] = self.config.mechanism.epsilon_after(training.asked)
+        entry = self._entry(training, len(summed), self._grid)
         training.history.append(entry)
         self.outcome.rounds = training.history
         self._keep()

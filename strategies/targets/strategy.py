@@ -7,19 +7,16 @@ from __future__ import annotations
 import json
 import math
 import operator
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import reduce
 
 import torch
-from flwr.serverapp import Grid
 from torch import Tensor
 
 from fedsurrogate.common.errors import RunError, SurrogateError
-from fedsurrogate.common.methods.method import load
-from fedsurrogate.common.models.classifiers import Classifier, Head
-from fedsurrogate.common.models.parameters import Parameters, Tensors, check_update
+from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.models.parameters import Parameters, check_update
 from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.privacy.shares import weight_of
 from fedsurrogate.common.run import Run
@@ -29,15 +26,12 @@ from fedsurrogate.common.targets.number import Number
 from fedsurrogate.common.targets.target import CODE, RECORDS, SQUARES, Target
 from fedsurrogate.common.targets.time import Time
 
-from ..base.one_shot import Learned
-from ..base.outcome import Defended
-from ..base.training import Training
-from ..heads import FromStatistics
-from ..pooling.class_means import RoundsOfSums, check_charged, moved_parameters
+from ..base.outcome import Defended, Learned
+from ..heads import FromStatistics, noise_of
+from ..pooling.class_means import moved_parameters
 from ..pooling.site_weights import Total, false_numbers, moment_shares, shares_kept
 from ..robustness.defence import by_harm, without
 from ..robustness.harm import AREA, CONCORDANCE, Coded, Outputs, judged, outputs_of
-from ..secure_aggregation.strategy import SecureRounds
 from .number import Annotated, label_heads, number_head
 from .sums import (
     CodedSums,
@@ -51,7 +45,6 @@ from .sums import (
     check_noisy,
     check_numbers,
     of_site,
-    sum_rounding,
 )
 from .time import Cells, RiskHead, cells_of, kaplan_meier, risk_head
 
@@ -329,12 +322,7 @@ class FromCodedSums(FromStatistics):
             check_exact(sent.tensors, self._target, SurrogateError)
             check_sums(self._of_site(sent), self._target)
             return
-        if sent.claim is None:
-            raise SurrogateError("sums without a privacy claim")
-        sigmas = {name: sigma for name, (sigma, _) in sent.claim.noise.items()}
-        if sigmas.keys() != sent.tensors.keys():
-            raise SurrogateError(f"noise for other sums than {', '.join(sent.tensors)[:200]}")
-        check_noisy(sent.tensors, self._target, sigmas, SurrogateError)
+        check_noisy(sent.tensors, self._target, noise_of(sent), SurrogateError)
         check_sums(self._of_site(sent), self._target, largest=1.0)
 
     def records(self, sent: Parameters) -> int:
@@ -422,15 +410,14 @@ class FromCodedSums(FromStatistics):
         """The sums of one site, with the noise that it claims."""
         if sent.claim is None:
             return of_site(sent.tensors, self._target)
-        sigmas = {name: sigma for name, (sigma, _) in sent.claim.noise.items()}
-        return around_zero(sent.tensors, sigmas, self._target, sent.claim.clip == 0)
+        return around_zero(sent.tensors, sent.claim.sigmas, self._target, sent.claim.clip == 0)
 
     def _noisy(self, sent: Sequence[Parameters], shares: Sequence[float]) -> CodedSums:
         mechanism = self.config.mechanism
         assert mechanism is not None
         total = added([each.tensors for each in sent], shares)
         root = sum(share**2 for share in shares) ** 0.5
-        sigmas = {name: sigma * root for name, (sigma, _) in mechanism.noise.items()}
+        sigmas = {name: sigma * root for name, sigma in mechanism.sigmas.items()}
         return around_zero(total, sigmas, self._target, mechanism.clip == 0)
 
 
@@ -471,162 +458,3 @@ def _on_clipped(model: Head, claim: Mechanism | None) -> Head:
     if claim is None:
         return model
     return replace(model, clip=claim.clip, mean_over_columns=weight_of(claim.centre))
-
-
-def steps_of(run: Run) -> CourseSteps:
-    """The coordinator's half of a run's target, which its plan names."""
-    steps: type[CourseSteps] = load(run.plan.combination.learn)
-    return steps(run)
-
-
-class TargetRounds(RoundsOfSums):
-    """Rounds in which the coordinator sees the sums of each site."""
-
-    power = 2.0
-
-    def check(self, reply: Parameters, training: Training) -> None:
-        """Check the rows of the code, and that some records can have these sums.
-
-        Args:
-            reply: of a site.
-            training: before the round.
-
-        Raises:
-            SurrogateError: for other rows, or sums that no records have.
-        """
-        super().check(reply, training)
-        steps_of(self.config).check(reply)
-
-    def counts(self, reply: Parameters) -> list[float] | None:
-        """Numbers of a site's records by kind; None where a reply has none."""
-        return steps_of(self.config).counts(reply)
-
-    def add(
-        self, training: Training, replies: Sequence[Parameters], shares: Sequence[float]
-    ) -> dict[str, object]:
-        """Let the target's steps absorb the sums of all sites."""
-        steps = steps_of(self.config)
-        return steps.absorb(training, steps.pooled(replies, shares))
-
-    def classifier(self, training: Training) -> Classifier:
-        """The model of the target after any round."""
-        return steps_of(self.config).head(training)
-
-    def _accuracy(self, grid: Grid) -> float | None:
-        """None: a target has metrics, which are of the last model."""
-        return None
-
-
-class SummedTargetRounds(SecureRounds):
-    """Rounds of secure aggregation, none of which can be left out."""
-
-    def _check_resumed(self, training: Training) -> None:
-        check_charged(training)
-
-    def classifier(self, training: Training) -> Classifier:
-        """The model of the target after any round."""
-        return steps_of(self.config).head(training)
-
-    def _accuracy(self, grid: Grid) -> float | None:
-        """None: a target has metrics, which are of the last model."""
-        return None
-
-
-def absorb_total(total: Total, training: Training, summed: Sequence[str]) -> None:
-    """Finish a round with secure aggregation.
-
-    Args:
-        total: of the round.
-        training: before the round; changed.
-        summed: names of the sites in the sum.
-
-    Raises:
-        RunError: for sums that no records have, or from which nothing can be learned.
-    """
-    tensors: dict[str, Tensor] = {name: each.double() for name, each in total.tensors.items()}
-    rounding = 0.0
-    if not total.sigmas:
-        rounding = sum_rounding(total.usual_rounding.get(SQUARES, 0.0), training.inputs)
-    try:
-        steps_of(training.config).absorb(training, Round(tensors, total.sigmas, rounding))
-    except SurrogateError as error:
-        raise false_numbers(str(error)) from None
-    training.finish_round(summed)
-
-
-@dataclass(frozen=True)
-class Round:
-    """The sums of a round over all sites, around zero.
-
-    Attributes:
-        tensors: by name, float64.
-        sigmas: standard deviation of the noise in an entry; empty without noise.
-        rounding: largest eigenvalue, about, of what rounding has changed in the second moment.
-    """
-
-    tensors: Mapping[str, Tensor]
-    sigmas: Mapping[str, float] = field(default_factory=dict)
-    rounding: float = 0.0
-
-
-class CourseSteps(ABC):
-    """The coordinator's half of a target in rounds.
-
-    Its state is the training's: `model` is what sites receive in the next round, `memory` the rest.
-
-    Attributes:
-        run: whose target it is.
-    """
-
-    def __init__(self, run: Run) -> None:
-        self.run = run
-
-    @abstractmethod
-    def start(self, dimension: int) -> Tensors:
-        """What sites receive in the first round.
-
-        Args:
-            dimension: of the features.
-        """
-
-    @abstractmethod
-    def check(self, reply: Parameters) -> None:
-        """Check that some records can have the sums of one site's reply. Raises SurrogateError."""
-
-    @abstractmethod
-    def counts(self, reply: Parameters) -> list[float] | None:
-        """Numbers of a site's records by kind, for the cap of its weight; None where a reply has
-        none.
-        """
-
-    @abstractmethod
-    def pooled(self, replies: Sequence[Parameters], shares: Sequence[float]) -> Round:
-        """The sums of all sites.
-
-        Args:
-            replies: checked.
-            shares: of its weight that each site keeps.
-        """
-
-    @abstractmethod
-    def absorb(self, training: Training, sums: Round) -> dict[str, object]:
-        """Finish a round: change model and memory. Returns facts for its event.
-
-        Raises:
-            RunError: for sums that no records have, or from which nothing can be learned.
-        """
-
-    @abstractmethod
-    def head(self, training: Training) -> Head:
-        """The model after any round."""
-
-
-class TimeSteps(CourseSteps):
-    """The same of times."""
-
-    @property
-    def target(self) -> Time:
-        """Of the run."""
-        target = self.run.target
-        assert isinstance(target, Time)
-        return target

@@ -118,38 +118,6 @@ class CodedSums:
                     f"{expected} in torch.float64 is needed"
                 )
 
-    @classmethod
-    def around_zero(
-        cls,
-        code: Tensor,
-        sums: Tensor,
-        squares: Tensor,
-        counted: tuple[float, Tensor],
-        products: Tensor | None = None,
-        noise: Noise | None = None,
-    ) -> CodedSums:
-        """Sums whose second moment is around zero, as secure and private sums have it.
-
-        Args:
-            code: sum of t, (q,).
-            sums: sum of t z^T, (q, d).
-            squares: sum of z z^T, (d, d).
-            counted: the number of records, and the sum of z, (d,): zeros where the public mean
-                serves as the mean.
-            products: sum of u u^T, (r, r).
-            noise: of the sums.
-
-        Raises:
-            ValueError: without records.
-        """
-        records, total = counted
-        if not records > 0:
-            raise ValueError(f"coded sums of {records:g} records; more than none are needed")
-        mean = total / records
-        covariance = squares / records - torch.outer(mean, mean)
-        counts = torch.tensor([records], dtype=torch.float64)
-        return cls(code, sums, Statistics(counts, mean[None], covariance), products, noise)
-
     def __add__(self, other: CodedSums) -> CodedSums:
         """The sums of the records of both, in the same code."""
         if self.sums.shape != other.sums.shape:
@@ -174,29 +142,6 @@ class CodedSums:
             changed / max(moment.records, 1e-300),
             groups,
         )
-
-    def __sub__(self, other: CodedSums) -> CodedSums:
-        """The sums without the records of a site that leaves, whose exact sums these are.
-
-        Raises:
-            ValueError: for sums with noise: subtraction adds noise, while leaving takes some out;
-                add up the sites that stay. And where no record stays.
-        """
-        if self.noise is not None or other.noise is not None:
-            raise ValueError("coded sums with noise: add up those of the sites that stay")
-        products = self.products
-        if products is not None and other.products is not None:
-            products = products - other.products
-        groups = dict(self.groups)
-        for known, part in other.groups.items():
-            whole = groups.pop(known)
-            if whole.records > part.records:
-                groups[known] = _without(whole, part)
-        moment = _without(self.moment, other.moment)
-        changed = (self.records * self.rounding) ** 2 - (other.records * other.rounding) ** 2
-        rounding = math.sqrt(max(changed, 0.0)) / moment.records
-        code, sums = self.code - other.code, self.sums - other.sums
-        return CodedSums(code, sums, moment, products, rounding=rounding, groups=groups)
 
     def scaled(self, share: float) -> CodedSums:
         """The same records with a share of their weight."""
@@ -261,20 +206,23 @@ class CodedSums:
         return each
 
 
-def _without(moment: Statistics, part: Statistics) -> Statistics:
-    """The moment of the records that stay, by the update of `sum_of` backwards."""
-    stay = moment.records - part.records
-    if not stay > 0:
-        raise ValueError(
-            f"{part.records:g} of {moment.records:g} records leave; at least one has to stay"
-        )
-    share = part.records / stay
-    mean = moment.means + share * (moment.means - part.means)
-    apart = (mean - part.means)[0]
-    scatter = moment.records * moment.matrix - part.records * part.matrix
-    scatter -= stay * part.records / moment.records * torch.outer(apart, apart)
-    counts = moment.counts - part.counts
-    return Statistics(counts, mean, scatter / stay)
+def moment_of(records: float, totals: Tensor, squares: Tensor) -> Statistics:
+    """The moment of all records as one class, from sums around zero.
+
+    Args:
+        records: their number.
+        totals: sum of z, (d,): zeros where the public mean serves as the mean.
+        squares: sum of z z^T, folded.
+
+    Raises:
+        ValueError: without records.
+    """
+    if not records > 0:
+        raise ValueError("coded sums without records")
+    mean = totals / records
+    covariance = unfold(squares, len(mean)) / records - torch.outer(mean, mean)
+    counts = torch.tensor([records], dtype=torch.float64)
+    return Statistics(counts, mean[None], (covariance + covariance.T) / 2)
 
 
 Tables = Mapping[str, Tensor]
@@ -347,8 +295,7 @@ def around_zero(
     """
     if target.blocks:
         return _of_blocks(tensors, target, rounding)
-    code, sums = tensors[CODE].double(), tensors[SUMS].double()
-    squares = unfold(tensors[SQUARES].double(), sums.shape[1])
+    code, sums, squares = (tensors[name].double() for name in (CODE, SUMS, SQUARES))
     if RECORDS in tensors:
         records, totals = float(tensors[RECORDS]), tensors[TOTALS].double()
     elif target.divides:
@@ -356,15 +303,11 @@ def around_zero(
     else:
         # The public mean stands for the mean, where a record may be in no row.
         totals = torch.zeros(sums.shape[1], dtype=torch.float64)
-        records = float(squares.trace()) if unit_norm else target.counted(code)
+        whole_squares = unfold(squares, sums.shape[1])
+        records = float(whole_squares.trace()) if unit_norm else target.counted(code)
     records = max(records, 1.0) if sigmas else records
-    if not records > 0:
-        raise ValueError("coded sums without records")
-    mean = totals / records
-    covariance = squares / records - torch.outer(mean, mean)
+    moment = moment_of(records, totals, squares)
     products = unfold(tensors[PRODUCTS].double(), len(code)) if PRODUCTS in tensors else None
-    counts = torch.tensor([records], dtype=torch.float64)
-    moment = Statistics(counts, mean[None], (covariance + covariance.T) / 2)
     changed = sum_rounding(rounding, sums.shape[1]) / records
     whole = CodedSums(code, sums, moment, products, rounding=changed)
     if RECORDS in tensors and not target.divides:
@@ -376,14 +319,9 @@ def _of_blocks(tensors: Tables, target: Target, rounding: float) -> CodedSums:
     """The exact sums of all sites, whose moments are apart by block."""
     groups = {}
     for at, known in enumerate(target.known_in_blocks()):
-        own = {name: tensors[name][at] for name in (TOTALS, SQUARES)}
-        if not (records := float(tensors[RECORDS][at])) > 0:
-            continue
-        mean = own[TOTALS].double() / records
-        squares = unfold(own[SQUARES].double(), len(mean))
-        covariance = squares / records - torch.outer(mean, mean)
-        counts = torch.tensor([records], dtype=torch.float64)
-        groups[known] = Statistics(counts, mean[None], (covariance + covariance.T) / 2)
+        totals, squares = (tensors[name][at].double() for name in (TOTALS, SQUARES))
+        if (records := float(tensors[RECORDS][at])) > 0:
+            groups[known] = moment_of(records, totals, squares)
     if not groups:
         raise ValueError("coded sums without records")
     moment = sum_of(list(groups.values()))

@@ -12,17 +12,10 @@ from hypothesis import strategies as st
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.help import descriptions
 from fedsurrogate.common.models.devices import pick_device
+from fedsurrogate.common.renamed import GONE_METHODS, GONE_SETTINGS, GONE_VALUES
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings import FedPFTSettings, HeadSettings, Settings
-from fedsurrogate.common.settings.base import (
-    GONE,
-    GONE_VALUES,
-    Scalar,
-    known_keys,
-    parse_overrides,
-    settings_text,
-)
-from fedsurrogate.common.settings.base import METHODS as GONE_METHODS
+from fedsurrogate.common.settings.base import Scalar, known_keys, parse_overrides, settings_text
 from fedsurrogate.common.settings.heads import label_sets
 
 TYPED = st.dictionaries(
@@ -73,11 +66,11 @@ def test_the_published_configuration_is_valid_and_the_default() -> None:
 
 
 def test_a_setting_of_earlier_versions_is_passed_over_where_it_asked_for_nothing() -> None:
-    nothing = {key: value for key, (value, _) in GONE.items()}
+    nothing = {key: value for key, (value, _) in GONE_SETTINGS.items()}
     assert parse_run(nothing | {"seed": 3}) == parse_run({"seed": 3})
-    assert GONE.keys().isdisjoint(known_keys(Settings))
-    asked = [(key, 7, why) for key, (_, why) in GONE.items()]
-    for key, value, why in [*asked, *((*pair, why) for pair, why in GONE_VALUES.items())]:
+    assert GONE_SETTINGS.keys().isdisjoint(known_keys(Settings))
+    asked = [(key, 7, why) for key, (_, why) in GONE_SETTINGS.items()]
+    for key, value, why in [*asked, *GONE_VALUES]:
         with pytest.raises(ConfigError) as refused:
             parse_run({key: value})
         assert str(refused.value) == f"{key} = {value!r} asks for what is gone: {why}"
@@ -88,7 +81,7 @@ def test_a_method_that_is_gone_is_refused_with_the_version_that_has_it(method: s
     """Whatever its own settings were: these are gone too."""
     stored: dict[str, Scalar] = (
         {"method": method, "seed": 3}
-        | {key: value for key, (value, _) in GONE.items()}
+        | {key: value for key, (value, _) in GONE_SETTINGS.items()}
         | {"afl.ridge": 5.0}
     )
     assert message(stored) == (

@@ -15,32 +15,7 @@ from numpy.typing import NDArray
 
 from fedsurrogate.common.escapes import human_bytes, percent, shorten
 from fedsurrogate.common.extras import needed_for
-from fedsurrogate.common.pages.svg import (
-    BLUE,
-    CLASS_COLOURS,
-    FAINT,
-    GREEN,
-    INK,
-    LINE,
-    NAMED_CLASSES,
-    NAMED_SITES,
-    NUMBERED_CLASSES,
-    ORANGE,
-    POINTS,
-    PURPLE,
-    QUIET,
-    accuracy_range,
-    axis_name,
-    bytes_axis,
-    in_groups,
-    legend_above,
-    make_axes,
-    margin,
-    percent_axis,
-    render,
-    rows_height,
-    site_rows,
-)
+from fedsurrogate.common.pages import svg
 
 from ...runs.reader import RunFolder
 from ...runs.state import as_list, as_number, as_numbers, as_table, natural_order
@@ -103,12 +78,12 @@ def draw_rows(
         The picture as an SVG string.
     """
     what, title = titles
-    many, named = len(rows) > NAMED_SITES, sum(bool(each.name) for each in series)
-    left, right = 0.42 if many else margin(rows), 1.15 if notes else 0.25
+    many, named = len(rows) > svg.NAMED_SITES, sum(bool(each.name) for each in series)
+    left, right = 0.42 if many else svg.margin(rows), 1.15 if notes else 0.25
     top = 0.5 if named else 0.3 if line else 0.15
 
     def draw(figure: Any) -> None:
-        axes = make_axes(figure, left=left, right=right, top=top, bottom=0.5)
+        axes = svg.make_axes(figure, left=left, right=right, top=top, bottom=0.5)
         for place, each in enumerate(series):
             shift = (place - (named - 1) / 2) * 0.8 / named if named else 0.0
             _draw_series(axes, each, shift, 0.7 / max(1, named), many)
@@ -120,20 +95,20 @@ def draw_rows(
         if any(not each.mark for each in series):
             axes.set_xlim(left=0, right=1 if shares and not named else None)
         if shares:
-            percent_axis(axes.xaxis)
+            svg.percent_axis(axes.xaxis)
         axes.set_xlabel(title)
-        axes.grid(axis="x", color=FAINT)
+        axes.grid(axis="x", color=svg.FAINT)
         axes.set_axisbelow(True)
         for row, note in enumerate(() if many else notes):
             place = axes.get_yaxis_transform()
             axes.text(1.02, row, shorten(note, 24), transform=place, va="center", fontsize=9)
         if line:
-            axes.axvline(line[1], color=INK, lw=1.3, ls=(0, (4, 2)))
+            axes.axvline(line[1], color=svg.INK, lw=1.3, ls=(0, (4, 2)))
             axes.set_title(f"dashed: {line[0]}", fontsize=9, pad=4)
         if named:
-            legend_above(axes, named)
+            svg.legend_above(axes, named)
 
-    return render(key, rows_height(len(rows), top + 0.5), draw)
+    return svg.render(key, svg.rows_height(len(rows), top + 0.5), draw)
 
 
 def _draw_series(axes: Any, series: Series, shift: float, height: float, many: bool) -> None:
@@ -152,7 +127,7 @@ def _draw_series(axes: Any, series: Series, shift: float, height: float, many: b
     if not series.mark:
         bars = [max(0.0, value) for value in values]
         axes.barh(rows, bars, height, color=colour, label=series.name or None, zorder=2)
-        colour = INK
+        colour = svg.INK
     if series.mark or any(each.low < each.high for each in numbers):
         # A number may lie outside its interval where its own range ends, such as a count below zero.
         errors = [
@@ -166,7 +141,7 @@ def _draw_series(axes: Any, series: Series, shift: float, height: float, many: b
 
 # Of a curve in evaluation.json: survival, its limits, and numbers at risk, one for each bin.
 Curve = Mapping[str, Sequence[float | None]]
-COLOURS = (GREEN, BLUE, ORANGE)
+COLOURS = (svg.GREEN, svg.BLUE, svg.ORANGE)
 
 
 def draw_survival(curves: Mapping[str, Curve], edges: Sequence[float], unit: str) -> str:
@@ -182,7 +157,7 @@ def draw_survival(curves: Mapping[str, Curve], edges: Sequence[float], unit: str
     """
 
     def draw(figure: Any) -> None:
-        axes = make_axes(figure, left=margin(list(curves)), right=0.3, top=0.35, bottom=1.4)
+        axes = svg.make_axes(figure, left=svg.margin(list(curves)), right=0.3, top=0.35, bottom=1.4)
         for place, (name, curve) in enumerate(curves.items()):
             colour = COLOURS[place % len(COLOURS)]
             survival = _known(curve, "survival")
@@ -211,12 +186,12 @@ def draw_survival(curves: Mapping[str, Curve], edges: Sequence[float], unit: str
             }
             axes.annotate(shorten(name, 22), ha="right", **name_at, **below)
         axes.set(xlim=(0, 1.01 * edges[-1]), ylim=(0, 1.02))
-        percent_axis(axes.yaxis)
+        svg.percent_axis(axes.yaxis)
         axes.set_ylabel("without the event")
         axes.set_xlabel(f"time in {unit}" if unit else "time")
-        legend_above(axes, 3)
+        svg.legend_above(axes, 3)
 
-    return render("evaluation-survival", 4.2, draw)
+    return svg.render("evaluation-survival", 4.2, draw)
 
 
 def _known(curve: Curve, name: str) -> list[float]:
@@ -240,13 +215,15 @@ def radii(run: RunFolder) -> str | None:
     sites = sorted({site for each in reported for site in each}, key=natural_order)
 
     def draw(figure: Any) -> None:
-        axes = make_axes(figure, left=0.6, right=0.1, top=0.15, bottom=0.5)
+        axes = svg.make_axes(figure, left=0.6, right=0.1, top=0.15, bottom=0.5)
         for site in sites:
             points = [
                 (n, each[site]) for n, each in zip(numbers, reported, strict=True) if site in each
             ]
-            axes.plot(*zip(*points, strict=True), color=QUIET, lw=0.8, marker=".", ms=4, alpha=0.6)
-        for key, colour, label in (("radius", INK, "used"), ("moved", BLUE, "moved")):
+            axes.plot(
+                *zip(*points, strict=True), color=svg.QUIET, lw=0.8, marker=".", ms=4, alpha=0.6
+            )
+        for key, colour, label in (("radius", svg.INK, "used"), ("moved", svg.BLUE, "moved")):
             line = [as_number(entry.get(key)) for entry in rounds]
             axes.plot(
                 numbers,
@@ -260,7 +237,7 @@ def radii(run: RunFolder) -> str | None:
         axes.plot(
             [],
             [],
-            color=QUIET,
+            color=svg.QUIET,
             lw=0.8,
             marker=".",
             label="a site" if len(sites) <= NAMED else f"{len(sites)} sites",
@@ -268,13 +245,13 @@ def radii(run: RunFolder) -> str | None:
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.yaxis.set_minor_formatter(lambda value, _: "")
-        axes.grid(axis="y", color=FAINT)
+        axes.grid(axis="y", color=svg.FAINT)
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set_xlabel("round")
         axes.set_ylabel("distance from the round's model")
         axes.legend(frameon=False, fontsize=8.5)
 
-    return render("radii", 2.8, draw)
+    return svg.render("radii", 2.8, draw)
 
 
 SHEETS = ("first", "middle", "last")
@@ -355,7 +332,7 @@ def _sheet(name: str, names: Sequence[str], images: NDArray[np.float32]) -> str:
             place[..., :3], place[..., 3] = images[row, column], 1.0
 
     def draw(figure: Any) -> None:
-        axes = make_axes(figure, left=0.95, right=0.05, top=0.05, bottom=0.25)
+        axes = svg.make_axes(figure, left=0.95, right=0.05, top=0.05, bottom=0.25)
         axes.set(xlabel="images of the class", ylabel="class")
         axes.imshow(np.rint(page * 255).astype(np.uint8), interpolation="none", aspect="equal")
         axes.set_xticks([])
@@ -365,7 +342,7 @@ def _sheet(name: str, names: Sequence[str], images: NDArray[np.float32]) -> str:
         for spine in axes.spines.values():
             spine.set_visible(False)
 
-    return render(name, 4.2 * rows / max(columns, COLUMNS) + 0.3, draw)
+    return svg.render(name, 4.2 * rows / max(columns, COLUMNS) + 0.3, draw)
 
 
 Points = NDArray[np.float64]
@@ -387,8 +364,8 @@ def accuracy_against_bytes(
     """
 
     def draw(figure: Any) -> None:
-        axes = make_axes(figure, left=0.72, right=1.92, top=0.15, bottom=0.5)
-        colours = (BLUE, ORANGE, GREEN, PURPLE, QUIET)
+        axes = svg.make_axes(figure, left=0.72, right=1.92, top=0.15, bottom=0.5)
+        colours = (svg.BLUE, svg.ORANGE, svg.GREEN, svg.PURPLE, svg.QUIET)
         for place, (name, (accuracy, sent)) in enumerate(outcomes.items()):
             size = f" · {human_bytes(sent)}" if sent else ""
             label, colour = f"{name}\n{percent(accuracy)}{size}", colours[place % len(colours)]
@@ -399,15 +376,17 @@ def accuracy_against_bytes(
                 axes.axhline(accuracy, color=colour, lw=1, ls=(0, (4, 3)), label=label)
             if ends and sent and not place:
                 axes.vlines(sent, *ends, color=colour, lw=2, alpha=0.35)
-        axes.set_ylim(*accuracy_range([each for each, _ in outcomes.values()] + [*(ends or ())]))
-        bytes_axis(axes, [sent for _, sent in outcomes.values() if sent])
-        axes.grid(axis="y", color=FAINT)
-        percent_axis(axes.yaxis)
+        axes.set_ylim(
+            *svg.accuracy_range([each for each, _ in outcomes.values()] + [*(ends or ())])
+        )
+        svg.bytes_axis(axes, [sent for _, sent in outcomes.values() if sent])
+        axes.grid(axis="y", color=svg.FAINT)
+        svg.percent_axis(axes.yaxis)
         axes.set_xlabel("sent up by all sites together (log scale)")
         axes.set_ylabel("accuracy")
         axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.01, 1.03), labelspacing=1)
 
-    return render("outcomes", 3.5, draw)
+    return svg.render("outcomes", 3.5, draw)
 
 
 def class_counts(names: Sequence[str], classes: Sequence[str], counts: NDArray[np.float64]) -> str:
@@ -422,8 +401,8 @@ def class_counts(names: Sequence[str], classes: Sequence[str], counts: NDArray[n
     Returns:
         The picture as an SVG string.
     """
-    many, named = len(names) > NAMED_SITES, len(classes) <= NAMED_CLASSES
-    numbered = not many and len(classes) <= NUMBERED_CLASSES
+    many, named = len(names) > svg.NAMED_SITES, len(classes) <= svg.NAMED_CLASSES
+    numbered = not many and len(classes) <= svg.NUMBERED_CLASSES
     longest = max((len(shorten(name, 16)) for name in classes), default=0)
     upright = named and longest > 2 and longest * len(classes) > 46
     bottom = 0.3 + (0.075 * longest + 0.05 if upright else 0.2)
@@ -432,31 +411,31 @@ def class_counts(names: Sequence[str], classes: Sequence[str], counts: NDArray[n
         with needed_for("a picture"):
             from matplotlib.colors import LinearSegmentedColormap, PowerNorm, to_rgba
 
-        left, right = 0.42 if many else margin(names), 0.25 if numbered else 0.75
-        axes = make_axes(figure, left=left, right=right, top=0.3, bottom=bottom)
-        grid = in_groups(in_groups(counts, 100 if many else len(names)).T, 80).T
+        left, right = 0.42 if many else svg.margin(names), 0.25 if numbered else 0.75
+        axes = svg.make_axes(figure, left=left, right=right, top=0.3, bottom=bottom)
+        grid = svg.in_groups(svg.in_groups(counts, 100 if many else len(names)).T, 80).T
         # More opaque is more, on a light page and on a dark one; never so much that the number in a
         # cell is hard to read. Counts are skewed; with a square-root scale small classes stay
         # visible next to large ones.
-        shades = [to_rgba(BLUE, 0.03), to_rgba(BLUE, 0.5 if numbered else 1.0)]
+        shades = [to_rgba(svg.BLUE, 0.03), to_rgba(svg.BLUE, 0.5 if numbered else 1.0)]
         colours = LinearSegmentedColormap.from_list("counts", shades)
         most = float(np.nanmax(grid, initial=0)) or 1.0
         norm = PowerNorm(0.5, 0, most)
         extent = (-0.5, len(classes) - 0.5, len(names) - 0.5, -0.5)
         place: dict[str, Any] = {"extent": extent, "aspect": "auto", "interpolation": "none"}
         image = axes.imshow(grid, cmap=colours, norm=norm, **place)
-        site_rows(axes, names, len(grid))
+        svg.site_rows(axes, names, len(grid))
         axes.spines[:].set_visible(False)
         if named:
             texts = [shorten(name, 16) for name in classes]
             axes.set_xticks(range(len(classes)), texts, rotation=90 if upright else 0)
-        axes.set_xlabel("class" if named else axis_name(len(classes), grid.shape[1], "classes"))
+        axes.set_xlabel("class" if named else svg.axis_name(len(classes), grid.shape[1], "classes"))
         if numbered:
             for row, column in np.argwhere(np.isfinite(counts)):
                 count = float(counts[row, column])
                 text = f"{count:.0f}" if count < 10_000 else f"{count / 1000:.0f}k"
                 style = {"ha": "center", "va": "center", "fontsize": min(9, 75 / len(classes))}
-                axes.text(column, row, text, color=INK if count else QUIET, **style)
+                axes.text(column, row, text, color=svg.INK if count else svg.QUIET, **style)
             return
         box = axes.get_position()
         bar = figure.add_axes((box.x1 + 0.03, box.y0, 0.025, box.height))
@@ -464,9 +443,9 @@ def class_counts(names: Sequence[str], classes: Sequence[str], counts: NDArray[n
         figure.colorbar(image, cax=bar, ticks=ticks).outline.set_visible(False)
         bar.set_yticks(ticks, [f"{tick:,.0f}" if most >= 20 else f"{tick:.1f}" for tick in ticks])
         grouped = grid.shape != counts.shape
-        bar.set_title("mean" if grouped else "records", fontsize=8.5, color=QUIET, pad=8)
+        bar.set_title("mean" if grouped else "records", fontsize=8.5, color=svg.QUIET, pad=8)
 
-    return render("counts", rows_height(len(names), 0.3 + bottom), draw)
+    return svg.render("counts", svg.rows_height(len(names), 0.3 + bottom), draw)
 
 
 def features(real: Points, synthetic: Points, classes: Sequence[str]) -> tuple[str, str]:
@@ -482,34 +461,34 @@ def features(real: Points, synthetic: Points, classes: Sequence[str]) -> tuple[s
     """
     everything = np.concatenate([real, synthetic])
     sizes = np.bincount(everything[:, 2].astype(np.int64))
-    shown = sorted(np.argsort(-sizes, kind="stable")[: len(CLASS_COLOURS)])
+    shown = sorted(np.argsort(-sizes, kind="stable")[: len(svg.CLASS_COLOURS)])
     low, span = everything.min(0), np.maximum(np.ptp(everything, axis=0), 1e-9)
 
     def picture(name: str, points: Points, marker: str) -> str:
-        keep = np.sort(np.random.default_rng(0).permutation(len(points))[:POINTS])
+        keep = np.sort(np.random.default_rng(0).permutation(len(points))[: svg.POINTS])
         x, y, label = points[keep].T
 
         def draw(figure: Any) -> None:
-            axes = make_axes(figure, left=0.25, right=0.05, top=0.8, bottom=0.25)
+            axes = svg.make_axes(figure, left=0.25, right=0.05, top=0.8, bottom=0.25)
             axes.set(xticks=[], yticks=[], xlabel="first dimension", ylabel="second dimension")
             axes.spines[:].set_visible(True)
             axes.set_xlim(low[0] - 0.06 * span[0], low[0] + 1.06 * span[0])
             axes.set_ylim(low[1] - 0.06 * span[1], low[1] + 1.06 * span[1])
             other = ~np.isin(label, shown)
-            axes.plot(x[other], y[other], marker, ms=3, color=LINE, mew=0)
-            for colour, index in zip(CLASS_COLOURS, shown, strict=False):
+            axes.plot(x[other], y[other], marker, ms=3, color=svg.LINE, mew=0)
+            for colour, index in zip(svg.CLASS_COLOURS, shown, strict=False):
                 own = label == index
                 text = classes[index] if index < len(classes) else str(index)
                 style = {"ms": 4, "color": colour, "alpha": 0.65, "mew": 0}
                 axes.plot(x[own], y[own], marker, label=shorten(text, 18), **style)
-            legend_above(axes, 3)
+            svg.legend_above(axes, 3)
 
-        return render(name, 4.6, draw)
+        return svg.render(name, 4.6, draw)
 
     return picture("real", real, "o"), picture("synthetic", synthetic, "^")
 
 
-OF_RUNS = (BLUE, ORANGE, GREEN, PURPLE, QUIET)
+OF_RUNS = (svg.BLUE, svg.ORANGE, svg.GREEN, svg.PURPLE, svg.QUIET)
 NAMED_STEPS = 8
 ROUND = "round"
 
@@ -572,7 +551,7 @@ def accuracy_over(
     """
 
     def draw(figure: Any) -> None:
-        axes = make_axes(figure, left=0.72, right=0.2, top=0.15, bottom=0.5)
+        axes = svg.make_axes(figure, left=0.72, right=0.2, top=0.15, bottom=0.5)
         for index, (label, taken) in enumerate(runs.items()):
             drawn = [step for step in taken if step.bytes or not by_bytes]
             xs = [
@@ -587,15 +566,15 @@ def accuracy_over(
                 axes.axhline(ys[0], color=colour, lw=0.8, ls=(0, (4, 3)), alpha=0.7)
         accuracies = [step.accuracy for taken in runs.values() for step in taken]
         if reference is not None:
-            axes.axhline(reference, color=QUIET, lw=1, ls=(0, (4, 3)), label="centralized head")
+            axes.axhline(reference, color=svg.QUIET, lw=1, ls=(0, (4, 3)), label="centralized head")
             accuracies.append(reference)
-        axes.set_ylim(*accuracy_range(accuracies))
-        percent_axis(axes.yaxis)
-        axes.grid(axis="y", color=FAINT)
+        axes.set_ylim(*svg.accuracy_range(accuracies))
+        svg.percent_axis(axes.yaxis)
+        axes.grid(axis="y", color=svg.FAINT)
         axes.set_ylabel("accuracy")
         if by_bytes:
             sizes = [step.bytes for taken in runs.values() for step in taken if step.bytes]
-            bytes_axis(axes, sizes)
+            svg.bytes_axis(axes, sizes)
             axes.set_xlabel("sent up by all sites together (log scale)")
             return
         axes.set_xlabel(what)
@@ -608,4 +587,4 @@ def accuracy_over(
         if len(runs) > 1 or reference is not None:
             axes.legend(frameon=False, fontsize=8.5, loc="lower right")
 
-    return render("bytes" if by_bytes else "rounds", 2.8, draw)
+    return svg.render("bytes" if by_bytes else "rounds", 2.8, draw)

@@ -22,7 +22,8 @@ from fedsurrogate.common.wire.model_proto import pack_parameters, unpack_paramet
 from fedsurrogate.strategies import stored_strategy
 from fedsurrogate.strategies.pooling.site_weights import OTHER_SCALES, Total, moment_shares
 from fedsurrogate.strategies.targets import strategy
-from fedsurrogate.strategies.targets.strategy import TargetRounds, learn_from_sum
+from fedsurrogate.strategies.targets.residual_steps import TargetRounds
+from fedsurrogate.strategies.targets.strategy import learn_from_sum
 from tests import rounds_of_times
 
 Tensors = dict[str, torch.Tensor]

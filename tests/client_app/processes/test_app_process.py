@@ -44,6 +44,7 @@ def test_a_process_that_gets_sigterm_answers_once(
         task,
         AnswerOnTermination(),
         lambda to, text: flower().failed_reply(to, "crashed", text),
+        "make_simple_grpc_retry_invoker",
     )
     assert set(ENDS) <= signal.pthread_sigmask(signal.SIG_BLOCK, ()), "nothing can be answered yet"
     assert task.pull_task_input("stub") == (asked, "context", "run", "code")

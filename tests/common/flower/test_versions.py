@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError
-from typing import Any
 
 import flwr
 import pytest
@@ -10,7 +9,6 @@ import pytest
 import fedsurrogate.common.flower
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.flower import VERSIONS, flower
-from fedsurrogate.common.flower.interface import Flower
 
 
 @pytest.fixture
@@ -59,14 +57,3 @@ def test_a_missing_flower_is_named(
     monkeypatch.setattr(fedsurrogate.common.flower, "version", missing)
     with pytest.raises(ConfigError, match="flwr is not installed"):
         flower()
-
-
-@pytest.mark.parametrize("number", VERSIONS)
-def test_every_version_provides_all_that_is_asked_of_it(number: str) -> None:
-    """Its own, not the empty methods of the interface."""
-    version: Any = type(VERSIONS[number]())
-    names = {
-        name for part in Flower.__mro__[1:-3] for name in vars(part) if not name.startswith("_")
-    }
-    assert {"superlink", "control", "transported", "prepare_ray"} <= names
-    assert not {name for name in names if getattr(version, name) is getattr(Flower, name)}

@@ -19,7 +19,7 @@ from fedsurrogate.common.models.loss_landscape import (
 )
 from fedsurrogate.common.models.networks import convnet, linear, mlp, parameters_of, split_input
 from fedsurrogate.common.models.training_parts import draw, draws
-from fedsurrogate.common.settings import AUGMENTATIONS
+from fedsurrogate.common.settings.base import AUGMENTATIONS
 
 
 def records(count: int = 12, seed: int = 0, weights: Tensor | None = None) -> LandscapeRecords:

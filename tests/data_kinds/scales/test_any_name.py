@@ -19,8 +19,7 @@ from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.settings import Settings
 from fedsurrogate.common.terms import Term
-from fedsurrogate.strategies.base.one_shot import Learned
-from fedsurrogate.strategies.base.outcome import Defended
+from fedsurrogate.strategies.base.outcome import Defended, Learned
 from fedsurrogate.strategies.heads import Heads
 from tests.data_kinds.scales.affine import RECORDS, Affine, records
 

@@ -40,8 +40,8 @@ def test_evaluate_prints_noisy_and_exact_values(
     more = ("-c", f'output-dir="{tmp_path}"', "--epsilon", "8")
     assert coordinator(monkeypatch, "evaluate", run, *more) == 0
     shown = capsys.readouterr().out
-    assert "exact accuracy" in shown
-    assert "at site 0: accuracy" in shown, "simulated sites show their share"
+    assert "Exact accuracy" in shown
+    assert "At site 0 alone: accuracy" in shown, "simulated sites show their share"
     assert coordinator(monkeypatch, "evaluate", run, *more, "--json") == 0
     result = json.loads(capsys.readouterr().out)
     assert result["accuracy"]["low"] <= result["accuracy"]["value"] <= result["accuracy"]["high"]
@@ -54,13 +54,13 @@ def test_secure_aggregation_show_no_site(
     more = ("-c", f'output-dir="{tmp_path}"', "--epsilon", "8", "--secure-aggregation")
     assert coordinator(monkeypatch, "evaluate", run, *more) == 0
     shown = capsys.readouterr().out
-    assert "at 3 sites" in shown
-    assert "exact accuracy" not in shown
-    assert "at site" not in shown
+    assert "of 3 sites" in shown
+    assert "Exact accuracy" not in shown
+    assert "At site" not in shown
     assert coordinator(monkeypatch, "survey", "--classes", "0,1,2", "--simulate", "3", *more) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "the records are divided evenly, because secure aggregation shows no site's" in shown
-    assert "site 0" not in shown
+    assert "Site 0" not in shown
 
 
 def test_survey_prints_counts_and_an_estimate(
@@ -69,7 +69,7 @@ def test_survey_prints_counts_and_an_estimate(
     more = ("--classes", "0,1,2", "--simulate", "3", "-c", f'output-dir="{tmp_path}"')
     assert coordinator(monkeypatch, "survey", *more) == 0
     shown = capsys.readouterr().out
-    assert "a run at epsilon 4 could reach an accuracy of about" in shown
+    assert "A run at epsilon 4 could reach an accuracy of about" in shown
     assert "without noise" in shown
     assert coordinator(monkeypatch, "survey", *more, "--like", run, "--json") == 0
     result = json.loads(capsys.readouterr().out)

@@ -61,27 +61,6 @@ def test_numbers_are_a_ridge_of_all_records(sites: int, secure: bool) -> None:
 
 
 @pytest.mark.usefixtures("unrounded")
-@pytest.mark.parametrize("flat", [NUMBER, TIME])
-def test_a_site_that_leaves_takes_its_records_with_it(flat: dict[str, Scalar]) -> None:
-    draw = torch.Generator().manual_seed(0)
-    x = torch.randn(300, 5, generator=draw, dtype=torch.float64) + 3
-    run, parts = parse_run(flat), dealt(300, 5, 1)
-    y = torch.stack([x[:, 0].abs(), (x[:, 1] > 3).double()], 1)
-    values = y[:, :1] * 20 if flat is NUMBER else y
-    whole = added(run, x, values, parts)
-    left = whole - added(run, x, values, parts[:1])
-    stay = added(run, x, values, parts[1:])
-    assert torch.allclose(left.sums, stay.sums, rtol=1e-9, atol=1e-9)
-    assert torch.allclose(left.covariance, stay.covariance, rtol=1e-9, atol=1e-9)
-    one = (
-        [number_head(each, [0.0], [400.0]).weight for each in (left, stay)]
-        if flat is NUMBER
-        else [risk_head(each).weight for each in (left, stay)]
-    )
-    assert torch.allclose(*one, rtol=1e-7)
-
-
-@pytest.mark.usefixtures("unrounded")
 @pytest.mark.parametrize("secure", [False, True])
 def test_cells_of_sites_are_those_of_all_records(secure: bool) -> None:
     draw = torch.Generator().manual_seed(0)

@@ -101,20 +101,8 @@ def test_labels_with_own_moments_are_scikit_learns_on_their_annotated_records(
     assert first is second
 
 
-def test_a_site_that_leaves_takes_its_moment_with_it() -> None:
-    run = parse_run(LABELS)
-    parts = [site(number, 60) for number in range(4)]
-    whole, stay = total(run, parts), total(run, parts[:3])
-    assert run.target is not None
-    _, last = parts[3]
-    leaving = received.of_site(
-        exact_sums(CodedRecords(parts[3][0], run.target.code(last)), parts[3][0].mean(0)),
-        run.target,
-    )
-    left = whole - leaving
-    for one, other in zip(left.moments(), stay.moments(), strict=True):
-        assert torch.allclose(one.matrix, other.matrix, atol=1e-9)
-        assert one.records == pytest.approx(other.records)
+def test_a_share_of_the_weight_keeps_the_moment_of_a_label() -> None:
+    whole = total(parse_run(LABELS), [site(number, 60) for number in range(4)])
     half = whole.scaled(0.5)
     assert half.moments()[2].records == pytest.approx(whole.moments()[2].records / 2)
 

@@ -21,8 +21,8 @@ from fedsurrogate.strategies.base.training import Training
 from fedsurrogate.strategies.pooling import class_means
 from fedsurrogate.strategies.pooling.class_means import check_charged
 from fedsurrogate.strategies.pooling.site_weights import Total, shares_kept
-from fedsurrogate.strategies.targets import strategy as in_rounds
-from fedsurrogate.strategies.targets.strategy import TargetRounds, absorb_total
+from fedsurrogate.strategies.targets import residual_steps as in_rounds
+from fedsurrogate.strategies.targets.residual_steps import TargetRounds, absorb_total
 from fedsurrogate.strategies.targets.sums import sum_rounding
 from tests.strategies.base.test_courses_of_a_run import Kept
 
@@ -49,7 +49,7 @@ class Steps:
     def pooled(self, replies: list[Parameters], shares: list[float]) -> Any:
         return [each.header.site for each in replies], shares
 
-    def absorb(self, training: Training, sums: Any) -> dict[str, object]:
+    def absorb(self, training: Training, *sums: Any) -> dict[str, object]:
         self.seen.append(("absorb", training.round, sums))
         if not self.rows:
             raise SurrogateError("nothing there")
@@ -63,7 +63,7 @@ def begun(
     monkeypatch: pytest.MonkeyPatch, steps: Steps, **more: Any
 ) -> tuple[TargetRounds, Training]:
     run = parse_run(TIME | more)
-    monkeypatch.setattr(in_rounds, "steps_of", lambda given_: steps if given_ is run else None)
+    monkeypatch.setattr(in_rounds, "ResidualSteps", lambda given_: steps if given_ is run else None)
     return TargetRounds(run, Kept()), Training(run, ROWS, "f", 4, {}, {"kept": torch.ones(1)})
 
 
@@ -179,16 +179,16 @@ def test_secure_aggregation_passes_on_its_noise_or_its_rounding(
     tensors = {"squares": torch.ones(3), "code": torch.ones(2)}
     total = Total(training.header(), tensors, sigmas, usual_rounding={"squares": 0.5, "code": 7.0})
     absorb_total(total, training, ["a", "b"])
-    ((_, number, sums),) = steps.seen
+    ((_, number, (given, noise, rounding)),) = steps.seen
     assert (number, training.round, training.confirmed) == (0, 1, {"a": 1, "b": 1})
-    assert {name: each.dtype for name, each in sums.tensors.items()} == dict.fromkeys(
+    assert {name: each.dtype for name, each in given.items()} == dict.fromkeys(
         tensors, torch.float64
     )
-    assert sums.sigmas == sigmas
-    assert sums.rounding == (0.0 if noisy else sum_rounding(0.5, 4)) == (0.0 if noisy else 2.0)
+    assert noise == sigmas
+    assert rounding == (0.0 if noisy else sum_rounding(0.5, 4)) == (0.0 if noisy else 2.0)
     without = SimpleNamespace(tensors=tensors, sigmas={}, usual_rounding={})
     absorb_total(without, training, ["a"])  # type: ignore[arg-type]
-    assert steps.seen[-1][2].rounding == 0.0
+    assert steps.seen[-1][2][2] == 0.0
     steps.rows = []
     with pytest.raises(
         RunError, match="the secure aggregation has nothing there, so some site has added"

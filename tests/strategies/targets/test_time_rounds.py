@@ -30,7 +30,7 @@ from fedsurrogate.common.secure_aggregation.rules import (
     shapes_of,
 )
 from fedsurrogate.common.settings.base import Scalar
-from fedsurrogate.strategies.targets.strategy import SummedTargetRounds
+from fedsurrogate.strategies.targets.residual_steps import SummedTargetRounds
 from fedsurrogate.strategies.targets.time import risk_head
 from tests.coded import coded
 from tests.rounds_of_times import begun, done, hospitals, job_of, whole
