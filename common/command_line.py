@@ -52,8 +52,9 @@ class SafeConsole(Console):
         super().__init__(stderr=stderr, highlight=False, markup=False, emoji=False)
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """As of any console; a command that prints is not silent."""
+        """As of any console; a command that prints is not silent. The terminal wraps texts."""
         _spoken.set()
+        options.setdefault("soft_wrap", all(isinstance(each, str) for each in objects))
         super().print(*objects, **options)
 
     def render(

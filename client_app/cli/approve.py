@@ -54,13 +54,11 @@ def approve(
     privacy = f"epsilon {own.epsilon:g}, delta {own.delta:g}" if own.epsilon else "no privacy"
     console.print(
         f"{decision.answer} by {for_terminal(officer)}: {own.method}, {privacy}, until "
-        f"{proposal.expires}, purpose: {in_one_row(proposal.purpose)}",
-        soft_wrap=True,
-        markup=False,
+        f"{proposal.expires}, purpose: {in_one_row(proposal.purpose)}"
     )
     # How many records there are is known where they are: `site check` and `site.log` say it.
     for warning in budget_warnings(own.epsilon, own.delta):
-        console.print(f"warning: {warning}", soft_wrap=True)
+        console.print(f"warning: {warning}")
 
 
 def enrol(
@@ -113,13 +111,12 @@ def enrol(
         request: "for the coordinator; it holds no secret",
     }
     for file, words in lines.items():
-        console.print(f"  {file}: {words}", soft_wrap=True, markup=False)
+        console.print(f"  {file}: {words}")
     console.print(
         f"fingerprint  {in_groups(enrolment.read_request(content).fingerprint())}\n"
         "read it out when the coordinator calls; then unpack the kit next to this folder:\n"
         f"  tar xzf {name}.tar.gz           the first time; then: site join {shlex.quote(str(folder))}\n"
-        f"  tar xzf {name}.tar.gz {name}/certificates    to renew: settings and policy stay as they are",
-        soft_wrap=True,
+        f"  tar xzf {name}.tar.gz {name}/certificates    to renew: settings and policy stay as they are"
     )
 
 
@@ -193,9 +190,9 @@ def policy(
         table.add_row(name.replace("_", "-"), Text(shown(value), style=own), meaning)
     console.print(table)
     if found.irrevocable:
-        console.print(f"cannot be taken back: {found.irrevocable}", style="yellow", soft_wrap=True)
+        console.print(f"cannot be taken back: {found.irrevocable}", style="yellow")
     if file:
-        console.print(f"{file} is fine", style="green", soft_wrap=True)
+        console.print(f"{file} is fine", style="green")
     else:
         console.print("these values hold at a site without a policy file")
     if node is not None:
@@ -228,6 +225,4 @@ def forget(
     if not yes:
         raise typer.Abort
     kept = forget_sums(node_of(node_config))
-    console.print(
-        f"forgotten; the record is kept in {kept}" if kept else "nothing to forget", soft_wrap=True
-    )
+    console.print(f"forgotten; the record is kept in {kept}" if kept else "nothing to forget")

@@ -175,7 +175,7 @@ def _print_audit(result: ReleaseAudit, page: Path) -> None:
         console.print(text, style="yellow")
     if count := result.standing_out_count:
         console.print(f"{count} records stand out; the page names them", style="yellow")
-    console.print(str(page), soft_wrap=True)
+    console.print(str(page))
 
 
 def _write_sheet(run: Run, node: NodeConfig, seconds: float, as_json: bool) -> None:
@@ -185,5 +185,5 @@ def _write_sheet(run: Run, node: NodeConfig, seconds: float, as_json: bool) -> N
     if as_json:
         print(json.dumps({"file": str(facts), "page": str(page)} | content, indent=2))
     else:
-        console.print(str(page), soft_wrap=True)
-        console.print(f"address in the ledger: {facts.parent.name}/{facts.stem}", soft_wrap=True)
+        console.print(str(page))
+        console.print(f"address in the ledger: {facts.parent.name}/{facts.stem}")

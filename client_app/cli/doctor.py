@@ -135,7 +135,7 @@ def _show(finding: Finding) -> None:
     state = (finding.state, STYLES[finding.state])
     console.print(Text.assemble(state, f"  {finding.what:<16}{finding.found}"), soft_wrap=True)
     if finding.remedy:
-        console.print(f"{'':<22}{finding.remedy}", style="italic", soft_wrap=True)
+        console.print(f"{'':<22}{finding.remedy}", style="italic")
 
 
 def _is_unopened(node: NodeConfig) -> bool:
@@ -192,11 +192,11 @@ def metrics(
         _of_site(runtime, node_config) as site,
         serve_page((site, machine), host, port, exposed, USER) as url,
     ):
-        console.print(f"{url} reports this site; Ctrl-C ends it", soft_wrap=True)
+        console.print(f"{url} reports this site; Ctrl-C ends it")
         if not is_loopback(host):
             warning = "other machines can read this site's budget and the state of its data"
             allow = "allow only your monitoring to reach this port"
-            stderr_console().print(f"warning: {warning}: {allow}", style="yellow", soft_wrap=True)
+            stderr_console().print(f"warning: {warning}: {allow}", style="yellow")
         wait_for_interrupt()
 
 

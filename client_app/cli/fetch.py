@@ -69,15 +69,14 @@ def fetch(
     else:
         console.print(
             f"{found['studies']} studies match: {found['copied']} copied now ({found['images']} images), "
-            f"{found['earlier']} copied earlier",
-            soft_wrap=True,
+            f"{found['earlier']} copied earlier"
         )
         left = {f"refused: {why}": count for why, count in found["refused"].items()}
         for key in ("not looked at", "labels without a study"):
             left[key] = found[key]
         for text, count in left.items():
             if count:
-                console.print(f"{count} {text}", style="yellow", soft_wrap=True, markup=False)
-        console.print(found["table"], soft_wrap=True)
+                console.print(f"{count} {text}", style="yellow")
+        console.print(found["table"])
     if stopped is not None:
         raise stopped

@@ -93,8 +93,7 @@ def synthesize(
         return
     console.print(
         f"{len(labels)} embeddings of dimension {generator.dimension}, {len(classes)} classes: "
-        f"{out}",
-        soft_wrap=True,
+        f"{out}"
     )
     privacy = manifest["privacy"]
     if privacy is None:
@@ -106,7 +105,7 @@ def synthesize(
             f"epsilon {privacy['epsilon']:.4g}, delta {privacy['delta']:g}, to "
             f"{privacy['relation']}"
         )
-        console.print(budget, soft_wrap=True)
+        console.print(budget)
 
 
 @generator_app.command()

@@ -95,7 +95,7 @@ def prepare(folder: Path, yes: bool) -> Kit:
                 f"{shlex.quote(str(kit.folder))}` in a terminal, or with --yes"
             )
         open_ledger(node)
-        console.print(f"opened {ledger.path}; keep it and {node.check_log}", soft_wrap=True)
+        console.print(f"opened {ledger.path}; keep it and {node.check_log}")
     return kit
 
 
@@ -111,7 +111,7 @@ def _ask(kit: Kit) -> Kit:
     policy = load_policy(str(kit.policy))
     console.print("Your answers go into .env and policy/policy.toml, where you can change them.")
     while not (data := Path(typer.prompt("Folder of the data")).expanduser().absolute()).is_dir():
-        console.print(f"{data} is no folder on this machine", soft_wrap=True)
+        console.print(f"{data} is no folder on this machine")
     kinds = [kind for kind in get_args(DataKind) if kind != "digits"]
     while (
         kind := typer.prompt(f"Their kind ({', '.join(kinds)})", default=_kind(data))
@@ -126,7 +126,7 @@ def _ask(kit: Kit) -> Kit:
         try:
             check_weights_file(file)
         except BackboneError as error:
-            console.print(str(error), soft_wrap=True)
+            console.print(str(error))
             continue
         answers |= {"WEIGHTS": f"/weights/{file.name}", "WEIGHTS_DIR": str(file.parent)}
         break
@@ -154,8 +154,7 @@ def _with_classes(kit: Kit, node: NodeConfig, asks: bool) -> Kit:
         return kit
     console.print(
         f"The data in {node.data_dir} have {len(names)} classes: {', '.join(names)}. When one of them is "
-        "gone, this site stays away.",
-        soft_wrap=True,
+        "gone, this site stays away."
     )
     if asks and not typer.confirm("Are these all", default=True):
         written = typer.prompt(
@@ -186,14 +185,13 @@ def confirm_looser(node: NodeConfig, yes: bool) -> None:
         return
     if keys := loosened(before or DEFAULT, policy):
         what = "the policy in force" if before else "the default policy"
-        console.print(f"{node.policy or 'The policy'} allows more than {what}:", soft_wrap=True)
+        console.print(f"{node.policy or 'The policy'} allows more than {what}:")
         for key in keys:
-            console.print(f"  {key}", soft_wrap=True)
+            console.print(f"  {key}")
         forever = policy.irrevocable or "what leaves under it stays spent"
         console.print(
             f"This cannot be taken back: {forever}. A stricter policy later changes nothing of that.",
             style="yellow",
-            soft_wrap=True,
         )
         if not yes and not sys.stdin.isatty():
             raise ConfigError(
@@ -304,7 +302,7 @@ def join(
         ready = prepare(kit, yes)
         if install:
             for line in installed(ready):
-                console.print(line, soft_wrap=True)
+                console.print(line)
             return
         _join([ready.node_config()], *ready.link)
         return
@@ -409,4 +407,4 @@ def _check_readable(what: str, file: Path, remedy: str = "") -> None:
 
 
 def _print(name: str, line: str) -> None:
-    console.print(f"{name:<5}| {line}", soft_wrap=True)
+    console.print(f"{name:<5}| {line}")

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -39,14 +38,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ..node_config import NodeConfig
-
-
-class Split(StrEnum):
-    """Part of a data set."""
-
-    all = "all"
-    train = "train"
-    test = "test"
 
 
 app = new_app("A site of a federation: join it, and control what leaves this hospital.", "site")
@@ -141,9 +132,9 @@ def open_new(node_config: Node, yes: ConfirmPolicy = False) -> None:
     node = _with_data(node_config)
     confirm_looser(node, yes)
     opened = open_ledger(node)
-    console.print(f"opened {opened.path}; its check log is in {node.check_log}", soft_wrap=True)
+    console.print(f"opened {opened.path}; its check log is in {node.check_log}")
     warning = "keep both, and never restore an older copy of either: it lacks later releases"
-    console.print(warning, soft_wrap=True)
+    console.print(warning)
 
 
 @ledger_app.command()
@@ -183,11 +174,11 @@ def show(node_config: Node, as_json: Json = False) -> None:
     if entries:
         console.print(ledger_table(entries))
     else:
-        console.print(f"nothing has left yet; the ledger is {gate.ledger.path}", soft_wrap=True)
+        console.print(f"nothing has left yet; the ledger is {gate.ledger.path}")
     if node.data in PUBLIC_KINDS:
         runs = sorted(gate.ledger.path.parent.glob(f"*/{gate.ledger.path.name}"))
         public = "public data: every run has its own ledger, and no budget adds them up"
-        console.print("\n  ".join([public, *map(str, runs)]), soft_wrap=True)
+        console.print("\n  ".join([public, *map(str, runs)]))
         return
     of_total = (
         f"spent epsilon {found.spent:.4g} of {policy.epsilon_total:g} at delta {policy.delta:g}"
@@ -198,7 +189,7 @@ def show(node_config: Node, as_json: Json = False) -> None:
     fits = f"{found.runs_left} more runs {usual} fit; {holds}"
     if found.refusal:
         fits = f"a run {usual} would be refused: {found.refusal}; `site check` asks about another"
-    console.print(f"{left}\n{fits}", soft_wrap=True)
+    console.print(f"{left}\n{fits}")
 
 
 def ledger_table(entries: Sequence[dict[str, Any]]) -> Table:
@@ -291,7 +282,7 @@ def reopen(
         if keep
         else "a new ledger begins with epsilon {:g}"
     )
-    console.print(f"{what.format(epsilon_spent)} spent: {gate.ledger.path}", soft_wrap=True)
+    console.print(f"{what.format(epsilon_spent)} spent: {gate.ledger.path}")
 
 
 @offline_app.command()
@@ -342,7 +333,7 @@ def release(
         budget = budget if made.events else "no differential privacy"
         line = f"{out}: {human_bytes(made.bytes)}, {budget}; it is in the ledger"
     text = json.dumps(facts, indent=2) if as_json else line
-    console.print(text, soft_wrap=True, highlight=False, markup=False)
+    console.print(text)
 
 
 @app.command(hidden=True)
@@ -354,8 +345,9 @@ def features(
     node_config: Node,
     run_config: RunSettings = None,
     part: Annotated[
-        Split, typer.Option(help="Which images: all of them, or those of one part of their split.")
-    ] = Split.all,
+        Literal["all", "train", "test"],
+        typer.Option(help="Which images: all of them, or those of one part of their split."),
+    ] = "all",
 ) -> None:
     """Write the features of a folder of images to a file, for public images (fedpft.public) or for
     later use.
@@ -373,8 +365,8 @@ def features(
     site_share = share(run, node)
     dataset = site_share.dataset
     computed = dataset_features(dataset, run.settings, node, policy_of(node).cache_mib)
-    rows = {Split.train: site_share.train, Split.test: site_share.test}.get(part)
-    rows = torch.cat([site_share.train, site_share.test]).sort().values if rows is None else rows
+    parts = {"train": site_share.train, "test": site_share.test}
+    rows = torch.cat([*parts.values()]).sort().values if part == "all" else parts[part]
     records = usable(dataset, computed, rows)
     metadata = {"fingerprint": computed.fingerprint, "classes": ",".join(dataset.classes)}
     save_file(
@@ -385,7 +377,7 @@ def features(
     lost = len(rows) - len(records.labels)
     left = f"; {lost} images left out" if lost else ""
     facts = f"{len(records.labels)} features of dimension {records.features.shape[1]}"
-    console.print(f"{facts}: {out}{left}", soft_wrap=True)
+    console.print(f"{facts}: {out}{left}")
 
 
 @owner_only()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -21,22 +20,7 @@ NOT_CALIBRATED = (
 )
 
 
-class DataOf(StrEnum):
-    """Kind of the new images."""
-
-    auto = "auto"
-    imagefolder = "imagefolder"
-    dicom = "dicom"
-    slides = "slides"
-
-
-class OodScore(StrEnum):
-    """Out-of-distribution score."""
-
-    relative = "relative"
-    mahalanobis = "mahalanobis"
-
-
+OodScore = Literal["relative", "mahalanobis"]
 ModelArgument = Annotated[
     str,
     typer.Argument(
@@ -56,7 +40,9 @@ def predict(
     ],
     model: ModelArgument = "in-use",
     node_config: MaybeNode = None,
-    data: Annotated[DataOf, typer.Option(help="Kind of the images.")] = DataOf.auto,
+    data: Annotated[
+        Literal["auto", "imagefolder", "dicom", "slides"], typer.Option(help="Kind of the images.")
+    ] = "auto",
     patient_column: Annotated[
         str, typer.Option(help="Column of the table that holds the patient ID.")
     ] = "",
@@ -119,15 +105,15 @@ def predict(
         positive=positive or None,
         threshold=threshold,
         abstain_above=abstain_above,
-        score=score and score.value,
+        score=score,
     )
     classifier = adapted_classifier(node, signed) or signed.classifier
     predictor = Predictor(classifier, calibration, own_gaussians(node, signed))
     bags = bag_column_of(signed, bag_column, own)
     run_settings = (named.simulated or signed.manifest.run_config({"device": "auto"})).settings
-    of_slides = data is DataOf.auto and "slides" in (own.data, run_settings.data)
-    kind: Any = "slides" if of_slides else data.value
-    inputs = find_inputs(data_dir, kind, patient_column, own.dicom_frames, bags)
+    if data == "auto" and "slides" in (own.data, run_settings.data):
+        data = "slides"
+    inputs = find_inputs(data_dir, data, patient_column, own.dicom_frames, bags)
     backbone = site_backbone(run_settings, own) if inputs.slides is None else None
     done = run(signed, predictor, inputs, backbone, out, overwrite)
     patients = (
@@ -151,13 +137,11 @@ def predict(
         print(json.dumps(facts, indent=2))
         return
     if named.note:
-        console.print(named.note, style="dim", soft_wrap=True)
+        console.print(named.note, style="dim")
     earlier = f", {done.earlier} were there already" if done.earlier else ""
     what = "images" if inputs.bags is None else "bags of images"
     what = "bags of slides" if inputs.slides else what
-    console.print(
-        f"{done.written} {what}, {done.rate:.0f} a second{earlier}: {out}", soft_wrap=True
-    )
+    console.print(f"{done.written} {what}, {done.rate:.0f} a second{earlier}: {out}")
     warnings = {
         "the model is of bags; without --bag-column each image is one of its own": (
             bags == "" and inputs.slides is None
@@ -167,9 +151,9 @@ def predict(
         NOT_CALIBRATED: named.uncalibrated(predictor.calibration.temperature),
     }
     for text in (text for text, holds in warnings.items() if holds):
-        console.print(text, style="yellow", soft_wrap=True)
+        console.print(text, style="yellow")
     if patients is not None:
-        console.print(f"{patients} patients: {by_patient}", soft_wrap=True)
+        console.print(f"{patients} patients: {by_patient}")
 
 
 def _check_files(data_dir: str, files: Iterable[Path | None]) -> None:
