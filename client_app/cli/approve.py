@@ -4,7 +4,6 @@ site decides or looks up.
 
 from __future__ import annotations
 
-import json
 import shlex
 from pathlib import Path
 from typing import Annotated, Literal
@@ -13,7 +12,15 @@ import typer
 
 from fedsurrogate.common.command_line import Json, console
 
-from .options import LISTS_ALL, ConfirmPolicy, MaybeNode, Node, complete_node_keys, node_of
+from .options import (
+    LISTS_ALL,
+    ConfirmPolicy,
+    MaybeNode,
+    Node,
+    complete_node_keys,
+    node_of,
+    print_json,
+)
 
 
 def approve(
@@ -144,7 +151,7 @@ def settings(
     rows = model_descriptions(NodeConfig, key, LISTS_ALL)
     if as_json:
         shown = [{k: v for k, v in asdict(row).items() if k != "methods"} for row in rows]
-        typer.echo(json.dumps(shown, indent=2))
+        print_json(shown)
         return
     for table in setting_tables(rows, key):
         console.print(table)
@@ -175,9 +182,8 @@ def policy(
     if node is not None and node.policy:
         file = Path(node.policy)
     found = load_policy(str(file)) if file else DEFAULT
-    values = found.model_dump(by_alias=True)
     if as_json:
-        print(json.dumps(values, indent=2))
+        print_json(found.model_dump(by_alias=True))
         if node is not None:
             confirm_looser(node, yes)
         return

@@ -19,7 +19,7 @@ from fedsurrogate.common.command_line import (
 )
 from fedsurrogate.common.errors import ConfigError
 
-from .options import Node, node_of
+from .options import Node, node_of, print_json
 
 if TYPE_CHECKING:
     from fedsurrogate.common.run import Run
@@ -103,7 +103,7 @@ def _show(run: Run, node: NodeConfig, as_json: bool) -> None:
 
     found = check_run(run, node)
     if as_json:
-        print(json.dumps(found.facts, indent=2))
+        print_json(found.facts)
     else:
         from rich.table import Column, Table
 
@@ -144,7 +144,7 @@ def _attack(run: Run, node: NodeConfig, out: Path, seconds: float, as_json: bool
     broken = limit_broken(result, policy_of(node))
     if as_json:
         refusal = {"page": str(page), "refusal": broken or None}
-        print(json.dumps(refusal | json.loads(facts.read_text()), indent=2))
+        print_json(refusal | json.loads(facts.read_text()))
     else:
         _print_audit(result, page)
     if broken:
@@ -183,7 +183,7 @@ def _write_sheet(run: Run, node: NodeConfig, seconds: float, as_json: bool) -> N
 
     content, facts, page = disclose(run, node, seconds)
     if as_json:
-        print(json.dumps({"file": str(facts), "page": str(page)} | content, indent=2))
+        print_json({"file": str(facts), "page": str(page)} | content)
     else:
         console.print(str(page))
         console.print(f"address in the ledger: {facts.parent.name}/{facts.stem}")

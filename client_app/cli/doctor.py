@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -28,7 +26,7 @@ from fedsurrogate.common.command_line import (
 from fedsurrogate.common.errors import ConfigError
 
 from .join import UNOPENED, opened
-from .options import KitFolder, MaybeNode, node_of
+from .options import KitFolder, MaybeNode, RootCertificates, SiteKey, node_of, print_json
 
 if TYPE_CHECKING:
     from fedsurrogate.common.run import Run
@@ -58,12 +56,8 @@ def doctor(
             metavar="HOST:PORT", help="The coordinator; without it only this machine is checked."
         ),
     ] = "",
-    root_certificates: Annotated[
-        Path | None, typer.Option(help="ca.crt of the site kit, to authenticate the coordinator.")
-    ] = None,
-    auth_supernode_private_key: Annotated[
-        Path | None, typer.Option(help="site.key of the site kit, to authenticate this site.")
-    ] = None,
+    root_certificates: RootCertificates = None,
+    auth_supernode_private_key: SiteKey = None,
     fingerprint: Annotated[
         str, typer.Option(help="Fingerprint of the coordinator's backbone.")
     ] = "",
@@ -124,7 +118,7 @@ def doctor(
         if not as_json:
             _show(each)
     if as_json:
-        print(json.dumps([asdict(each) for each in findings], indent=2))
+        print_json([asdict(each) for each in findings])
     if failed := {each.what for each in findings if each.state == "FAIL"}:
         raise typer.Exit(UNOPENED if failed == {"ledger"} and _is_unopened(node) else 1)
 

@@ -4,7 +4,6 @@ Nothing leaves.
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -14,7 +13,7 @@ import typer
 from fedsurrogate.common.command_line import Json, console
 from fedsurrogate.common.errors import StateError
 
-from .options import MaybeNode, node_of
+from .options import MaybeNode, node_of, print_json
 from .predict import ModelArgument, OodScore
 
 if TYPE_CHECKING:
@@ -80,17 +79,10 @@ def adapt(
             "reason": adaptation.reason,
             "share": float(adaptation.own is not None),
             "stored": stored and str(stored),
+            "judged": [asdict(each) for each in adaptation.judged],
+            "records": len(held.labels),
         }
-        print(
-            json.dumps(
-                facts
-                | {
-                    "judged": [asdict(each) for each in adaptation.judged],
-                    "records": len(held.labels),
-                },
-                indent=2,
-            )
-        )
+        print_json(facts)
         return
     if named.note:
         console.print(named.note, style="dim")
@@ -265,7 +257,7 @@ def evaluate(
         return
     if as_json:
         shown = {"page": str(page), "stored": stored and str(stored)} | evaluation.content
-        print(json.dumps(shown, indent=2))
+        print_json(shown)
         return
     if named.note:
         console.print(named.note, style="dim")

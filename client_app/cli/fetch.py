@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +9,8 @@ from typing import Annotated
 import typer
 
 from fedsurrogate.common.command_line import Json, console
+
+from .options import print_json
 
 
 def fetch(
@@ -65,7 +66,7 @@ def fetch(
         stopped = error
     found = pacs.counts(studies, table) | {"table": str(out / pacs.FETCHED / pacs.TABLE)}
     if as_json:
-        print(json.dumps(found, indent=2))
+        print_json(found)
     else:
         console.print(
             f"{found['studies']} studies match: {found['copied']} copied now ({found['images']} images), "

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,7 +16,7 @@ from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.escapes import csv_text
 from fedsurrogate.common.files import replace_file
 
-from .options import MaybeNode, Node, node_of
+from .options import MaybeNode, Node, node_of, print_json
 
 if TYPE_CHECKING:
     from fedsurrogate.common.models.classifiers import Head
@@ -84,12 +84,8 @@ def synthesize(
     kept = {key: value for key, value in manifest.items() if key != "settings"}
     write_synthetic_set(out, generator, labels, seed, kept)
     if as_json:
-        print(
-            json.dumps(
-                {"file": str(out), "records": len(labels), "dimension": generator.dimension} | kept,
-                indent=2,
-            )
-        )
+        facts = {"file": str(out), "records": len(labels), "dimension": generator.dimension}
+        print_json(facts | kept)
         return
     console.print(
         f"{len(labels)} embeddings of dimension {generator.dimension}, {len(classes)} classes: "
@@ -162,12 +158,8 @@ def classify(
         for name in SOURCES
     }
     if as_json:
-        facts_: dict[str, Any] = {
-            "classes": list(names),
-            "share": mixture.share,
-            "tested": len(test.labels),
-        }
-        print(json.dumps(facts_ | {"scores": numbers}, indent=2))
+        facts = {"classes": names, "share": mixture.share, "tested": len(test.labels)}
+        print_json(facts | {"scores": numbers})
         return
     table = Table(
         "head of",
@@ -268,12 +260,8 @@ def ood(
         replace_file(out, csv_text([["class", *scores], *cells]))
     medians = {name: float(score.median()) for name, score in scores.items()}
     if as_json:
-        print(
-            json.dumps(
-                {"tested": len(labels), "unknown": hidden, "median": medians, "area": areas},
-                indent=2,
-            )
-        )
+        facts = {"tested": len(labels), "unknown": hidden, "median": medians, "area": areas}
+        print_json(facts)
         return
     table = Table(
         "against", "median score", "finds the unknown (AUROC)", title=f"{len(labels)} test records"

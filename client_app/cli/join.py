@@ -17,7 +17,7 @@ import typer
 from fedsurrogate.common.command_line import console
 from fedsurrogate.common.errors import BackboneError, ConfigError, DataError, LedgerError
 
-from .options import KitFolder, MaybeNode, node_of, one_text
+from .options import KitFolder, MaybeNode, RootCertificates, SiteKey, node_of, one_text
 
 if TYPE_CHECKING:
     from ..diagnostics.findings import Link
@@ -251,21 +251,14 @@ def _quoted(word: str) -> str:
     return f'"{word}"'
 
 
-FILES = ("policy", "peers")
-
-
 def join(
     kit: KitFolder = None,
     node_config: MaybeNode = None,
     superlink: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="The coordinator's Fleet API.")
     ] = "",
-    root_certificates: Annotated[
-        Path | None, typer.Option(help="ca.crt of the site kit, to authenticate the coordinator.")
-    ] = None,
-    auth_supernode_private_key: Annotated[
-        Path | None, typer.Option(help="site.key of the site kit, to authenticate this site.")
-    ] = None,
+    root_certificates: RootCertificates = None,
+    auth_supernode_private_key: SiteKey = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="No TLS: only if all runs on one machine.")
     ] = False,
@@ -293,9 +286,14 @@ def join(
     Waits for a coordinator that is not running yet. Exits with 1 and the reason if this site cannot
     join.
     """
+    from ..diagnostics.findings import Link
+    from ..processes.own_account import own_folder, own_socket
+    from ..processes.supervisor import Supervisor, looked_at, site_commands
+
+    link = (superlink, root_certificates, auth_supernode_private_key)
     if kit is not None:
         # A node-config may stand in the environment, of a job or a container.
-        if superlink or insecure or root_certificates or auth_supernode_private_key:
+        if insecure or any(link):
             raise ConfigError(
                 f"{kit} has the settings and the coordinator's address; leave the other options out"
             )
@@ -304,34 +302,18 @@ def join(
             for line in installed(ready):
                 console.print(line)
             return
-        _join([ready.node_config()], *ready.link)
-        return
-    if not (node_config and superlink) or yes or install:
+        node_config, link = [ready.node_config()], ready.link
+    elif not (node_config and superlink) or yes or install:
         raise ConfigError(
             "name the folder of this site's kit: site join north/; or give --superlink and --node-config, "
             "without --yes and --install"
         )
-    _join(node_config, superlink, root_certificates, auth_supernode_private_key, insecure)
-
-
-def _join(
-    node_config: list[str],
-    superlink: str,
-    root_certificates: Path | None,
-    auth_supernode_private_key: Path | None,
-    insecure: bool = False,
-) -> None:
-    from ..diagnostics.findings import Link
-    from ..processes.own_account import own_folder, own_socket
-    from ..processes.supervisor import Supervisor, looked_at, site_commands
-
     check_settings(node := node_of(node_config))
     for warning in looked_at(node):
         _print("join", f"warning: {warning}")
-    _check_link(Link.parse(superlink, root_certificates, auth_supernode_private_key), insecure)
+    _check_link(Link.parse(*link), insecure)
     with own_folder() as folder:
         runtime = own_socket(f"unix:{folder}/app")
-        link = (superlink, root_certificates, auth_supernode_private_key)
         Supervisor(site_commands(runtime, one_text(node_config), *link), _print).run()
 
 
@@ -367,9 +349,8 @@ def check_settings(node: NodeConfig) -> None:
             f"node-config: data-dir = {node.data_dir!r} is not a folder that user {os.getuid()} "
             f"may read; data = {node.data!r} is read from {folder.absolute()}"
         )
-    for key in FILES:
-        if name := getattr(node, key.replace("-", "_")):
-            _check_readable(f"node-config: {key} =", Path(name))
+    if node.peers:
+        _check_readable("node-config: peers =", Path(node.peers))
     if node.weights_path:
         check_weights_file(Path(node.weights_path).expanduser())
     if node.device.startswith("cuda"):

@@ -29,7 +29,7 @@ from .fetch import fetch
 from .generator import generator_app
 from .join import confirm_looser, join
 from .models import backup, models_app, restore
-from .options import ConfirmPolicy, Node, node_of, one_text
+from .options import ConfirmPolicy, Node, node_of, one_text, print_json
 from .predict import predict
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def show(node_config: Node, as_json: Json = False) -> None:
         "entries": entries,
     }
     if as_json:
-        print(json.dumps(shown, indent=2))
+        print_json(shown)
         return
     if entries:
         console.print(ledger_table(entries))

@@ -4,7 +4,6 @@ of it in one file.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +12,7 @@ import typer
 from fedsurrogate.common.command_line import Json, console, new_app
 from fedsurrogate.common.errors import ConfigError
 
-from .options import KitFolder, MaybeNode, Node, node_of
+from .options import KitFolder, MaybeNode, Node, node_of, print_json
 
 
 def backup(
@@ -112,7 +111,7 @@ def list_kept(node_config: Node, as_json: Json = False) -> None:
             row |= {"state": str(error)}
         rows.append(row)
     if as_json:
-        print(json.dumps({"folder": str(models_folder(node)), "models": rows}, indent=2))
+        print_json({"folder": str(models_folder(node)), "models": rows})
         return
     if not rows:
         console.print(f"no model is kept in {models_folder(node)}; runs bring theirs")

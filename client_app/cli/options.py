@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -69,6 +70,12 @@ KitFolder = Annotated[
     typer.Argument(metavar="[KIT]", help="The folder into which this site's kit was unpacked."),
 ]
 
+RootCertificates = Annotated[
+    Path | None, typer.Option(help="ca.crt of the site kit, to authenticate the coordinator.")
+]
+SiteKey = Annotated[
+    Path | None, typer.Option(help="site.key of the site kit, to authenticate this site.")
+]
 ConfirmPolicy = Annotated[
     bool,
     typer.Option("--yes", help="Ask nothing: a policy that allows more than before is confirmed."),
@@ -82,6 +89,11 @@ def node_of(texts: list[str]) -> NodeConfig:
     from ..node_config import parse_node_config
 
     return parse_node_config(parse_overrides(texts))
+
+
+def print_json(facts: object) -> None:
+    """Print what a command has found, for other programs."""
+    print(json.dumps(facts, indent=2))
 
 
 def one_text(texts: list[str]) -> str:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from fedsurrogate.common.command_line import Json, console
 from fedsurrogate.common.errors import ConfigError
 
-from .options import MaybeNode, node_of
+from .options import MaybeNode, node_of, print_json
 
 NOT_CALIBRATED = (
     "probabilities are as the model was learned, not calibrated on records of this site; with labelled "
@@ -122,19 +121,17 @@ def predict(
         else write_patients(out, by_patient, predictor.calibration, predictor.classes)
     )
     if as_json:
-        facts: dict[str, Any] = {
+        facts = {
             "file": str(out),
             "model": signed.manifest.name,
             "classes": predictor.classes,
-        }
-        facts |= {"adapted": classifier is not signed.classifier}
-        facts |= {
+            "adapted": classifier is not signed.classifier,
             "written": done.written,
             "earlier": done.earlier,
             "unreadable": done.unreadable,
             "patients": patients,
         }
-        print(json.dumps(facts, indent=2))
+        print_json(facts)
         return
     if named.note:
         console.print(named.note, style="dim")
