@@ -26,8 +26,8 @@ from benchmarks import _gpu_limits
 from benchmarks._gpu_rows import Case, LeftOutError, Row, Sizes, parity, relative
 from fedsurrogate.client_app.features.device_processes import CudaTransfers, overlapped
 from fedsurrogate.client_app.methods.dp.record_gradients import clipped_sum, clipped_sums
-from fedsurrogate.client_app.methods.dpcvae.training_steps import CVAETrainer
-from fedsurrogate.client_app.methods.fedlap.image_synthesis import Matching, synthesise
+from fedsurrogate.client_app.methods.dpcvae.training import CVAETrainer
+from fedsurrogate.client_app.methods.fedlap.approximation import Matching, synthesise
 from fedsurrogate.client_app.methods.fedlap.statistics import (
     Batches,
     Search,

@@ -36,8 +36,8 @@ from fedsurrogate.client_app.methods.dp.record_gradients import (
     clipped_sum,
     clipped_sums,
 )
-from fedsurrogate.client_app.methods.dpcvae.training_steps import exact_gradient, private_gradient
-from fedsurrogate.client_app.methods.fedlap.image_synthesis import Matching, Synthesis, synthesise
+from fedsurrogate.client_app.methods.dpcvae.training import exact_gradient, private_gradient
+from fedsurrogate.client_app.methods.fedlap.approximation import Matching, Synthesis, synthesise
 from fedsurrogate.client_app.methods.fedlap.statistics import (
     GRADIENT,
     IMAGE_STEP,

@@ -24,7 +24,7 @@ from ..governance.policy import Policy, policy_of
 from ..governance.release import DISCLOSURES
 from ..node_config import NodeConfig
 from ..offline.keys import coordinator_key
-from ..offline.run_check import RunCheck, check_run
+from ..offline.run_check import check_run
 from .release_audit import FEWEST, ReleaseAudit, audit_release
 
 PARTS = {
@@ -117,7 +117,7 @@ def disclose(run: Run, node: NodeConfig, seconds: float = 0.0) -> tuple[Part, Pa
     return content, facts, page
 
 
-def sheet(run: Run, node: NodeConfig, made: RunCheck, audit: ReleaseAudit) -> Part:
+def sheet(run: Run, node: NodeConfig, made: Part, audit: ReleaseAudit) -> Part:
     """The content of a sheet: five parts, each with facts by name.
 
     Args:
@@ -136,7 +136,7 @@ def sheet(run: Run, node: NodeConfig, made: RunCheck, audit: ReleaseAudit) -> Pa
         "data": _data(
             node.data or run.settings.data,
             run.settings.backbone,
-            made.facts,
+            made,
             run.settings.features.bag,
         ),
         "settings": _settings(
@@ -224,8 +224,8 @@ def _settings(secure_aggregation: bool, sealed: bool, policy: Policy) -> Part:
     }
 
 
-def _outputs(sends: Sequence[Field], node: NodeConfig, made: RunCheck, audit: ReleaseAudit) -> Part:
-    facts, ledger = made.facts, own_ledger(node)
+def _outputs(sends: Sequence[Field], node: NodeConfig, facts: Part, audit: ReleaseAudit) -> Part:
+    ledger = own_ledger(node)
     entries = ledger.entries() if ledger is not None else []
     shown = ("auc", "low", "high", "rate_at_one_percent", "rate_at_one_in_thousand")
     claim = {
@@ -262,5 +262,5 @@ def _outputs(sends: Sequence[Field], node: NodeConfig, made: RunCheck, audit: Re
             "epsilon spent": facts.get("epsilon_after"),
             "epsilon total": facts["epsilon_total"],
         },
-        "the gate": made.refusal or "would let it out",
+        "the gate": facts["refusal"] or "would let it out",
     }

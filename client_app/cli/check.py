@@ -101,19 +101,19 @@ def check(
 def _show(run: Run, node: NodeConfig, as_json: bool) -> None:
     from ..offline.run_check import check_run
 
-    found = check_run(run, node)
+    facts = check_run(run, node)
     if as_json:
-        print_json(found.facts)
+        print_json(facts)
     else:
         from rich.table import Column, Table
 
         table = Table("what would leave", Column("nothing has left", overflow="fold"))
-        for key, value in found.facts.items():
+        for key, value in facts.items():
             if text := _text(value):
                 table.add_row(key.replace("_", " "), text)
         console.print(table)
-    if found.refusal:
-        print_error(found.refusal)
+    if facts["refusal"]:
+        print_error(facts["refusal"])
         raise typer.Exit(1)
 
 

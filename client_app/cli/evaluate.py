@@ -209,11 +209,10 @@ def evaluate(
     Example: site evaluate --out evaluation --by scanner,sex
     """
     from ..model_use.adaptation import adapted_classifier
-    from ..model_use.calibration import own_gaussians, read_calibration, store_calibration
+    from ..model_use.calibration import Wish, own_gaussians, read_calibration, store_calibration
     from ..model_use.evaluation import evaluate as judge
     from ..model_use.held_out import Source, held_out
     from ..model_use.store import opened
-    from ..model_use.thresholds import Wish
 
     named = opened(model, node_of(node_config) if node_config else None)
     signed, node = named.model, named.site()

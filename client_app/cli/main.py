@@ -147,7 +147,7 @@ def show(node_config: Node, as_json: Json = False) -> None:
 
     from ..governance.gate import open_gate
     from ..governance.policy import PUBLIC_KINDS, policy_of
-    from ..governance.verdict import verdict
+    from ..governance.release import verdict
 
     node = _with_data(node_config)
     # The most expensive run of noisy sums that the policy allows.

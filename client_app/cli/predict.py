@@ -82,14 +82,18 @@ def predict(
     """
     from ..features.site_features import site_backbone
     from ..model_use.adaptation import adapted_classifier
-    from ..model_use.calibration import is_of_labels, own_gaussians, read_calibration
+    from ..model_use.calibration import (
+        check_of_classes,
+        is_of_labels,
+        own_gaussians,
+        read_calibration,
+    )
     from ..model_use.held_out import bag_column_of
     from ..model_use.inputs import find_inputs
     from ..model_use.prediction import Predictor
     from ..model_use.prediction import by_patient as write_patients
     from ..model_use.prediction import predict as run
     from ..model_use.store import opened
-    from ..model_use.thresholds import check_of_classes
     from ..node_config import NodeConfig
 
     _check_files(data_dir, (out, by_patient))

@@ -42,8 +42,7 @@ from ..features.site_features import examples_of, site_backbone, site_device
 from ..governance.gate import Gate, open_gate
 from ..governance.ledger import own_ledger
 from ..governance.policy import NO_LIMIT, check_confirmed, policy_of
-from ..governance.release import FALLBACK, check_dimension, why_held
-from ..governance.verdict import verdict
+from ..governance.release import FALLBACK, check_dimension, verdict, why_held
 from ..node_config import NodeConfig, is_protected, packages_of
 from ..offline.keys import coordinator_key
 from ..own_files import readable_by_others

@@ -42,11 +42,17 @@ from fedsurrogate.common.signed_models.gaussians import Gaussians, fit_gaussians
 from fedsurrogate.common.signed_models.signed_model import SignedModel
 from fedsurrogate.common.surrogates.covariances import eigen
 
-from .calibration import SCORES, Calibration, abstain_limit
+from .calibration import (
+    SCORES,
+    Calibration,
+    Wish,
+    abstain_limit,
+    calibrated_classes,
+    calibrated_labels,
+)
 from .held_out import HeldOut
 from .target_report import HEADING, Pictures
 from .target_report import PAGE as TARGET_PAGE
-from .thresholds import Wish, calibrated_classes, calibrated_labels
 
 PAGE = (
     INTERVAL

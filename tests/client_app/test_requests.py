@@ -150,14 +150,14 @@ def test_a_request_is_checked_before_it_is_read_counted_before_it_is_done_and_th
         ("kept_run", run),
         ("check_addressee", None),
         ("note_policy", None),
-        ("check_work", None),
+        ("check_sealed_request", None),
         ("check_counting", None),
         ("from_record", (None, {"receipts": "some"})),
         ("check_packages", None),
         ("in_clear", {"left": 1}),
     ):
         calls.instead(name, result)
-    monkeypatch.setattr(work_limits, "check_work", calls.noting("work"))
+    monkeypatch.setattr(work_limits, "check_sealed_request", calls.noting("work"))
     monkeypatch.setattr(work_limits, "admit", calls.noting("admit"))
 
     def done(asked: SiteRequest, _: Gate) -> tuple[bytes, dict[str, Any]]:
@@ -181,7 +181,7 @@ def test_a_request_is_checked_before_it_is_read_counted_before_it_is_done_and_th
         ("check_addressee", content, SITE),
         ("open_gate", node, run.settings.data, FLOWER),
         ("note_policy", node, own.policy),
-        ("check_work", own.policy, run.settings.fedpft.seal, node.peers, work),
+        ("check_sealed_request", own.policy, run.settings.fedpft.seal, node.peers, work),
         ("check_counting", run.settings.counting, run.settings.secure_aggregation, work),
         ("from_record", content, LARGEST if work in with_model else 0),
         ("work", planned, own.policy, run.settings),

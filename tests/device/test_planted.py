@@ -23,8 +23,8 @@ from benchmarks._gpu_parity import cvae, fedlap_settings, generator, images, net
 from fedsurrogate.client_app.features.device_processes import CudaTransfers, overlapped
 from fedsurrogate.client_app.methods.dp import record_gradients
 from fedsurrogate.client_app.methods.dp.record_gradients import PrivateGradient
-from fedsurrogate.client_app.methods.dpcvae.training_steps import CVAETrainer, exact_gradient
-from fedsurrogate.client_app.methods.fedlap.image_synthesis import Matching, synthesise
+from fedsurrogate.client_app.methods.dpcvae.training import CVAETrainer, exact_gradient
+from fedsurrogate.client_app.methods.fedlap.approximation import Matching, synthesise
 from fedsurrogate.client_app.methods.fedlap.statistics import Batches
 from fedsurrogate.common.errors import FedSurrogateError
 from fedsurrogate.common.models import training_parts

@@ -414,7 +414,7 @@ def test_a_weak_budget_is_remarked_at_the_hospital_with_its_own_records(
     site_features._warn_once.cache_clear()
     with caplog.at_level(logging.WARNING, "fedsurrogate.site"):
         records = len(load_site(run, node, 100).train.labels)
-    odd = check_run(run, node).facts["warnings"]
+    odd = check_run(run, node)["warnings"]
     assert found.state == ("WARN" if words else "PASS")
     for texts in ([found.remedy], caplog.messages, odd):
         warnings = [text for text in texts if " is above " in text]

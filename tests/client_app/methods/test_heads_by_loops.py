@@ -18,7 +18,7 @@ from torch import Tensor
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures, load_site
 from fedsurrogate.client_app.governance.work_limits import SiteLimits
 from fedsurrogate.client_app.methods import local_training as distillation
-from fedsurrogate.client_app.methods.baselines import _of_all, compare
+from fedsurrogate.client_app.methods.evaluation import _of_all, compare
 from fedsurrogate.client_app.methods.job import Job
 from fedsurrogate.client_app.methods.local_training import distil, local_head, own_head
 from fedsurrogate.client_app.node_config import NodeConfig

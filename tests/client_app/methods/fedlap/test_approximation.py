@@ -25,8 +25,7 @@ from fedsurrogate.client_app.methods.dp.record_gradients import (
     sums_like,
 )
 from fedsurrogate.client_app.methods.fedlap import approximation
-from fedsurrogate.client_app.methods.fedlap.approximation import approximate
-from fedsurrogate.client_app.methods.fedlap.image_synthesis import Matching, synthesise
+from fedsurrogate.client_app.methods.fedlap.approximation import Matching, approximate, synthesise
 from fedsurrogate.client_app.methods.fedlap.statistics import (
     Search,
     ServerWalk,

@@ -20,8 +20,15 @@ from fedsurrogate.client_app.features.site_features import LabelledFeatures, Sit
 from fedsurrogate.client_app.governance.release import entry
 from fedsurrogate.client_app.methods.dp.record_gradients import PrivateGradient
 from fedsurrogate.client_app.methods.fedlap import approximation
-from fedsurrogate.client_app.methods.fedlap.approximation import dsc, feddm, perturbed, psg
-from fedsurrogate.client_app.methods.fedlap.image_synthesis import MOMENTUM, Matching, synthesise
+from fedsurrogate.client_app.methods.fedlap.approximation import (
+    MOMENTUM,
+    Matching,
+    dsc,
+    feddm,
+    perturbed,
+    psg,
+    synthesise,
+)
 from fedsurrogate.client_app.methods.fedlap.statistics import (
     CLASS_GRADIENTS,
     Batches,
