@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from fedsurrogate.common.errors import DataError
@@ -18,24 +18,14 @@ from .source import DataSource, folder_of, require_columns, some
 from .tables import csv_header, is_parquet, of_lists, parquet_table
 
 
-@dataclass(frozen=True)
-class Schema:
-    """What the headers of a site's data show.
-
-    Attributes:
-        dimension: of stored features; zero for images, where the backbone decides it.
-        fingerprint: of stored features; empty for images.
-    """
-
-    dimension: int = 0
-    fingerprint: str = ""
-
-
-def read_schema(source: DataSource) -> Schema:
+def read_schema(source: DataSource) -> tuple[int, str]:
     """The schema of a source of one data set.
 
     Args:
         source: of the data.
+
+    Returns:
+        Dimension and fingerprint of stored features; zero and empty for images, whose backbone decides them.
 
     Raises:
         DataError: for a wrong folder, file, column or type; one record more or less changes none of
@@ -47,18 +37,18 @@ def read_schema(source: DataSource) -> Schema:
         if source.kind == "safetensors":
             files = split_files(folder, name, ".safetensors")
             header = feature_headers(files, replace(source, site_column="", label_column="y"))[0]
-            return Schema(header.dimension, header.fingerprint)
+            return header.dimension, header.fingerprint
         if source.kind == "slides":
             found = read_slides(source, name, LeftOut(one_by_one=True))
             assert found.features is not None
-            return Schema(found.features.shape[1], found.fingerprint)
+            return found.features.shape[1], found.fingerprint
         if source.kind == "parquet":
             parquet_files(source, folder, name)
-            return Schema()
+            return 0, ""
         dicom = source.kind == "dicom"
         _, table = table_of(source, name, OF_HEADERS if dicom else ())
         if table is None:
-            return Schema()
+            return 0, ""
         in_header = dicom and source.bags in OF_HEADERS
         wanted = (replace(source, bags="") if in_header else source).named
         if is_parquet(table):
@@ -74,7 +64,7 @@ def read_schema(source: DataSource) -> Schema:
         raise DataError(
             f"data in '{folder}' cannot be read ({error}); check the files and who may read them"
         ) from error
-    return Schema()
+    return 0, ""
 
 
 def check_class_folders(node: NodeConfig) -> None:

@@ -136,8 +136,7 @@ def _empty(run: Run, node: NodeConfig) -> tuple[SiteFeatures, Backbone | None]:
     check_settings(run.settings, node)
     # With records alone a missing package would look like records that cannot be used.
     check_packages(packages_of(run, node))
-    schema, backbone = read_schema(DataSource.of_node(node, run)), None
-    dimension, fingerprint = schema.dimension, schema.fingerprint
+    (dimension, fingerprint), backbone = read_schema(DataSource.of_node(node, run)), None
     if run.settings.counting.kind == "survey":
         dimension, fingerprint = max(1, len(run.settings.counting.images)), NO_FEATURES
     if not dimension:

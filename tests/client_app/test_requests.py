@@ -157,7 +157,7 @@ def test_a_request_is_checked_before_it_is_read_counted_before_it_is_done_and_th
         ("in_clear", {"left": 1}),
     ):
         calls.instead(name, result)
-    monkeypatch.setattr(work_limits, "check_sealed_request", calls.noting("work"))
+    monkeypatch.setattr(work_limits, "check_work", calls.noting("work"))
     monkeypatch.setattr(work_limits, "admit", calls.noting("admit"))
 
     def done(asked: SiteRequest, _: Gate) -> tuple[bytes, dict[str, Any]]:

@@ -155,7 +155,7 @@ def test_files_of_features_are_read_by_their_names(train: list[int], test: list[
             save_file(content, Path(folder) / f"{part}.safetensors", {"columns": names})
         source = DataSource("safetensors", folder)
         found = load(source, 0)
-        assert read_schema(source).fingerprint == found.fingerprint
+        assert read_schema(source)[1] == found.fingerprint
     assert found.features is not None
     assert np.array_equal(found.features.numpy(), X[:, np.argsort(np.array(NAMES))])
 

@@ -125,7 +125,7 @@ def test_a_file_that_cannot_be_used_is_refused_or_left_out_alone(
     own = site(tmp_path / "data")
     assert len(own.train.labels) == 7
     assert [each.count for each in own.report.left_out] == [1]
-    assert read_schema(source(tmp_path / "data")).dimension == 6
+    assert read_schema(source(tmp_path / "data"))[0] == 6
 
 
 def test_a_pt_file_with_code_is_not_run(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def test_records_that_cannot_be_used_are_counted_with_those_of_unknown_classes(d
 def test_records_of_features_are_for_one_backbone(data: Data) -> None:
     data.judged_by_features()
     assert len(held_out(model_of(), NODE, Source(), "train").labels) == 3
-    assert data.asked[-1] == ("features",)
+    assert data.asked[-1] == ("features", None)
     data.fingerprint = "e" * 64
     wanted = "with fingerprint f{16}, but the features are of e{16}$"
     with pytest.raises(BackboneError, match=wanted):
