@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsurrogate.common.errors import PolicyError, SealError, StateError, SurrogateError
-from fedsurrogate.common.files import replace_file
+from fedsurrogate.common.files import create_file, replace_file
 from fedsurrogate.common.methods.method import BITS, WITHHELD, load
 from fedsurrogate.common.privacy.mechanism import DISTRIBUTED_SUMS
 from fedsurrogate.common.run import Run
@@ -650,23 +650,18 @@ def create_state(node: NodeConfig, policy: Policy, name: str, state: SumState) -
     """
     file = state_file(node, name, state.site)
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
         for old in file.parent.glob("*.pb"):
             if time.time() - old.stat().st_mtime > policy.most_seconds:
                 old.unlink(missing_ok=True)
-        with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
-            stream.write(surrogate_proto.pack_state(state))
-            stream.flush()
-            os.fsync(stream.fileno())
+        begins = create_file(file, surrogate_proto.pack_state(state))
     except OSError as error:
-        # A file in the place of the folder exists as well.
-        if isinstance(error, FileExistsError) and file.exists():
-            raise StateError(
-                f"the secure aggregation {name!r} has begun at this site; it does not begin a second time"
-            ) from None
         raise StateError(
             f"{file} cannot be written ({error}); see state-dir in the node-config"
         ) from None
+    if not begins:
+        raise StateError(
+            f"the secure aggregation {name!r} has begun at this site; it does not begin a second time"
+        )
 
 
 def read_state(run: Run, node: NodeConfig, name: str, site: str) -> SumState:

@@ -130,7 +130,7 @@ def classify(
 
     from fedsurrogate.common.surrogates.surrogates import Header
 
-    from ..methods.dpcvae.downstream import SOURCES, LabelledEmbeddings, grouped, head_on, mix
+    from ..methods.dpcvae.downstream import LabelledEmbeddings, grouped, head_on, mix
 
     _check_writable(out)
     run = run_config_of(run_config)
@@ -153,13 +153,9 @@ def classify(
     scores = mixture.scores(test)
     if out is not None:
         _write_heads(out, {"local": mixture.local, "synthetic": shared}, mixture.share)
-    numbers = {
-        name: {"accuracy": scores[name].accuracy, "balanced": scores[name].balanced}
-        for name in SOURCES
-    }
     if as_json:
         facts = {"classes": names, "share": mixture.share, "tested": len(test.labels)}
-        print_json(facts | {"scores": numbers})
+        print_json(facts | {"scores": scores})
         return
     table = Table(
         "head of",
@@ -172,7 +168,7 @@ def classify(
         "synthetic": "synthetic embeddings",
         "mixed": f"both, {mixture.share:.0%} own",
     }
-    for name, each in numbers.items():
+    for name, each in scores.items():
         table.add_row(own_name[name], f"{each['accuracy']:.1%}", f"{each['balanced']:.1%}")
     console.print(table)
 

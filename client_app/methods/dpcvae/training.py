@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -51,35 +51,6 @@ if TYPE_CHECKING:
 # Adam's settings in the paper's GAN.
 GAN_RATE, GAN_BETAS = 2e-4, (0.5, 0.999)
 Normals = Callable[[Sequence[int]], Tensor]
-
-
-class Trainer(Protocol):
-    """Trains a generator and its companion in place.
-
-    Attributes:
-        modules: whose gradients are computed from records.
-    """
-
-    # The modules whose gradients are computed from records.
-    modules: nn.ModuleList
-
-    def noise(self, count: int) -> Tensor:
-        """Random numbers (count, ...) for the losses of `count` records."""
-
-    def losses(self, embeddings: Tensor, labels: Tensor, noise: Tensor) -> Tensor:
-        """The loss of every record.
-
-        Args:
-            embeddings: (n, d), of mean square one.
-            labels: indices of classes, (n,).
-            noise: (n, ...), see `noise`.
-
-        Returns:
-            Losses (n,).
-        """
-
-    def step(self, gradients: Mapping[str, Tensor]) -> None:
-        """Take a step along the mean gradient of the losses, by parameter names in `modules`."""
 
 
 class CVAETrainer:
@@ -214,6 +185,10 @@ class GanTrainer:
         kinds = one_hot(labels, len(at)).to(at)
         noise = torch.randn(self._size, self._maker.latent, generator=self._generator).to(at)
         return self._maker(noise, kinds), kinds
+
+
+# Trains a generator and its companion in place, by mean gradients of the losses of records.
+Trainer = CVAETrainer | GanTrainer
 
 
 def _unreal(judge: nn.Module, embeddings: Tensor, kinds: Tensor, real: float) -> Tensor:
