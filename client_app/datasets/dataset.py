@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fedsurrogate.common.data_report import DataReport, Loss
+from fedsurrogate.common.data_report import DataReport
 from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.identity import check_one_truth
 
@@ -22,7 +22,7 @@ from .image_folders import read_imagefolder
 from .images import once, without_leaks
 from .left_out import LeftOut, SourceError, loss_of_other_classes, printable, warnings_of_data
 from .readers import read_digits, read_parquet
-from .records import Facts, Opener, Records, only, select
+from .records import Content, Records, only, select
 from .source import DataSource as DataSource
 from .source import folder_of as folder_of
 from .table_records import described, pooled
@@ -37,7 +37,7 @@ READERS = {
 
 
 @dataclass(frozen=True, eq=False)
-class Dataset:
+class Dataset(Content):
     """Records of one source, with features, or with images that `open_image` opens one by one.
 
     Attributes:
@@ -46,21 +46,10 @@ class Dataset:
         classes: names of the classes.
         is_train: (n,) bool.
         key: identifies the content and order of the records; equal keys may share cached features.
-        origin: value of the site column per record.
-        features: precomputed, (n, d); None for images.
-        fingerprint: of the backbone that made `features`, if their file names it.
-        opener: opens an image; None for features.
-        describe: what the file of an image states of it, for surveys.
-        patients: of each record, if known.
         drawn: whether the split was drawn here, because the files have none.
-        burned_in: number of images with text burned into their pixels, as their headers state.
-        left_out: reasons for missing records.
-        warnings: warnings for the data report.
         whole: the records of all classes, and in turn all images that were found. Features are
             computed once for these, whatever a run leaves out, so they depend on the files alone.
         rows: indices (n,) of these records among those of `whole`.
-        place: where a record is, for the site's own log.
-        values: of the target, (n, k), float64; None for classes.
         groups: of records with like values, (n,), int64; None for classes.
         members: of each record, where it is a bag, the indices of its images in `whole`.
     """
@@ -70,20 +59,9 @@ class Dataset:
     classes: tuple[str, ...]
     is_train: Tensor
     key: str
-    origin: tuple[str, ...] | None = None
-    features: Tensor | None = None
-    fingerprint: str = ""
-    opener: Opener | None = None
-    describe: Callable[[int], Facts] | None = None
-    patients: tuple[str, ...] | None = None
     drawn: bool = False
-    burned_in: int = 0
-    left_out: tuple[Loss, ...] = ()
-    warnings: tuple[str, ...] = ()
     whole: Dataset | None = None
     rows: Tensor | None = None
-    place: Callable[[int], str] | None = None
-    values: Tensor | None = None
     groups: Tensor | None = None
     members: tuple[Tensor, ...] | None = None
 
@@ -359,5 +337,5 @@ def _all_images(name: str, records: Records) -> Dataset:
 
 def _dataset(name: str, records: Records, **own: Any) -> Dataset:
     """A data set with the fields of records that have the same names, and its own."""
-    shared = {each.name for each in fields(Records)} & {each.name for each in fields(Dataset)}
-    return Dataset(name, **{each: getattr(records, each) for each in shared} | own)
+    shared = {each.name: getattr(records, each.name) for each in fields(Content)}
+    return Dataset(name, key=records.key, **shared | own)
