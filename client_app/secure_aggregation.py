@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsurrogate.common.errors import PolicyError, SealError, StateError, SurrogateError
-from fedsurrogate.common.files import create_file, replace_file
+from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.methods.method import BITS, WITHHELD, load
 from fedsurrogate.common.privacy.mechanism import DISTRIBUTED_SUMS
 from fedsurrogate.common.run import Run
@@ -59,6 +59,7 @@ from fedsurrogate.common.wire import surrogate_proto
 from fedsurrogate.common.wire.records import Info
 
 from .datasets.partition import SELECTING
+from .disk_errors import told_as
 from .features.site_features import SiteFeatures
 from .governance.ledger import dataset_id, own_ledger
 from .governance.policy import PUBLIC_KINDS, Policy
@@ -345,14 +346,11 @@ def _locked(node: NodeConfig) -> Iterator[Path]:
     from filelock import FileLock
 
     file = node.state / "sums" / f"{dataset_id(node.data, node.data_dir)}.json"
-    try:
+    what = f"{file}, which names the sites of earlier sums, cannot be read or written"
+    with told_as(StateError, what, IN_STATE_DIR):
         file.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{file}.lock", timeout=60):
             yield file
-    except OSError as error:
-        raise StateError(
-            f"{file}, which names the sites of earlier sums, cannot be read or written ({error})"
-        ) from None
 
 
 def _read(file: Path) -> Fixed | None:
@@ -618,6 +616,7 @@ def _random(count: int) -> NDArray[np.int64]:
 
 
 NAME = re.compile(r"[0-9a-f]{32}")
+IN_STATE_DIR = "see state-dir in the node-config"
 
 
 def sum_name(info: Mapping[str, object]) -> str:
@@ -650,18 +649,21 @@ def create_state(node: NodeConfig, policy: Policy, name: str, state: SumState) -
     """
     file = state_file(node, name, state.site)
     try:
+        file.parent.mkdir(parents=True, exist_ok=True)
         for old in file.parent.glob("*.pb"):
             if time.time() - old.stat().st_mtime > policy.most_seconds:
                 old.unlink(missing_ok=True)
-        begins = create_file(file, surrogate_proto.pack_state(state))
+        with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
+            stream.write(surrogate_proto.pack_state(state))
+            stream.flush()
+            os.fsync(stream.fileno())
     except OSError as error:
-        raise StateError(
-            f"{file} cannot be written ({error}); see state-dir in the node-config"
-        ) from None
-    if not begins:
-        raise StateError(
-            f"the secure aggregation {name!r} has begun at this site; it does not begin a second time"
-        )
+        # A file in the place of the folder exists as well.
+        if isinstance(error, FileExistsError) and file.exists():
+            raise StateError(
+                f"the secure aggregation {name!r} has begun at this site; it does not begin a second time"
+            ) from None
+        raise StateError(f"{file} cannot be written ({error}); {IN_STATE_DIR}") from None
 
 
 def read_state(run: Run, node: NodeConfig, name: str, site: str) -> SumState:
@@ -701,7 +703,6 @@ def write_state(node: NodeConfig, name: str, state: SumState) -> None:
     Raises:
         StateError: if it cannot be written.
     """
-    try:
+    what = "the state of secure aggregation cannot be written"
+    with told_as(StateError, what, IN_STATE_DIR):
         replace_file(state_file(node, name, state.site), surrogate_proto.pack_state(state))
-    except OSError as error:
-        raise StateError(f"the state of secure aggregation cannot be written ({error})") from None

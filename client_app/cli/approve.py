@@ -102,16 +102,16 @@ def enrol(
     from fedsurrogate.common.security import enrolment
     from fedsurrogate.common.security.documents import in_groups
 
+    from ..disk_errors import told_as
+
     enrolment.check_site_name(name)
     folder = out or Path(name)
     credentials, request = folder / "certificates", folder / f"{name}.csr"
-    try:
+    with told_as(ConfigError, f"{folder} cannot be written", "give another with --out"):
         enrolment.new_node_key(credentials, name)
         key = enrolment.read_node_key(credentials / enrolment.KEY)
         content = enrolment.new_request(name, hospital, contact, key)
         replace_file(request, content, mode=enrolment.READABLE)
-    except OSError as error:
-        raise ConfigError(f"{folder} cannot be written ({error.strerror})") from None
     lines = {
         credentials / enrolment.KEY: "stays here; make a copy of it, and show it to no one",
         credentials / enrolment.PUBLIC: "its public half",

@@ -227,16 +227,16 @@ def installed(kit: Kit) -> list[str]:
     from fedsurrogate.common.files import replace_file
     from fedsurrogate.common.machine import home_folder
 
+    from ..disk_errors import told_as
+
     name = f"fedsurrogate-{kit.values['SITE']}.service"
     file = (
         Path(os.environ.get("XDG_CONFIG_HOME") or home_folder() / ".config") / "systemd/user" / name
     )
     command = " ".join(map(_quoted, [*COMMAND, "join", str(kit.folder)]))
     folder = str(kit.folder).replace("%", "%%")
-    try:
+    with told_as(ConfigError, f"{file} cannot be written", "no service is installed"):
         replace_file(file, UNIT.format(folder=folder, command=command).encode(), mode=0o644)
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be written ({error.strerror})") from None
     return [
         f"wrote {file}; start it, now and with this machine:",
         f"  systemctl --user daemon-reload && systemctl --user enable --now {name}",

@@ -16,6 +16,7 @@ from fedsurrogate.common.data_report import DataReport
 from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.identity import check_one_truth
 
+from ..disk_errors import told_as
 from .dicom import read_dicom
 from .feature_files import read_safetensors, read_slides
 from .image_folders import read_imagefolder
@@ -238,13 +239,9 @@ def _read(source: DataSource, name: str) -> Records:
             )
         source.refuse_columns("the digits have no columns; leave it out")
         return read_digits()
-    try:
+    todo = "check the files and who may read them"
+    with told_as(SourceError, f"data in '{source.folder}' cannot be read", todo):
         return READERS[source.kind](source, name, LeftOut(source.one_by_one))
-    except OSError as error:
-        raise SourceError(
-            f"data in '{source.folder}' cannot be read ({error}); check the files and who may read "
-            "them"
-        ) from error
 
 
 def _common_classes(all_records: list[Records]) -> tuple[str, ...]:

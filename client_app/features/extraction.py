@@ -30,6 +30,7 @@ from fedsurrogate.common.models.devices import gpus_of
 
 from ..datasets.images import READER
 from ..datasets.left_out import NoRecordsError, SourceError
+from ..disk_errors import told_as
 from .cache import PARTIAL, ShardWriter, digest_of, make_room, read_entry
 from .device_processes import Devices, Part, check_same_size, in_parts, in_processes
 
@@ -192,7 +193,11 @@ def extract(
         / "features"
         / hashlib.sha256(f"{dataset.key} {model.fingerprint} {READER}".encode()).hexdigest()[:32]
     )
-    try:
+    todo = (
+        "set cache-dir in the node-config, or the variable XDG_CACHE_HOME of the environment, to "
+        "another folder"
+    )
+    with told_as(SourceError, f"cache '{cache}' cannot be used", todo):
         entry.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{entry}.lock"):
             stored = read_entry(entry, len(dataset))
@@ -201,11 +206,6 @@ def extract(
                 _write(entry, dataset, model, batch_size, load)
                 stored = read_entry(entry, len(dataset))
             make_room(entry, most_mib)
-    except OSError as error:
-        raise SourceError(
-            f"cache '{cache}' cannot be used ({error}); set cache-dir in the node-config, or the "
-            "variable XDG_CACHE_HOME of the environment, to another folder"
-        ) from error
     if stored is None:
         raise SourceError(
             f"features written to '{entry}' cannot be read again; check the disk, or set cache-dir "

@@ -42,6 +42,7 @@ from ..datasets.image_facts import SIDE, of_pixels
 from ..datasets.left_out import NoRecordsError, SourceError, attempt, described
 from ..datasets.partition import share
 from ..datasets.records import Facts
+from ..disk_errors import told_as
 from ..node_config import NodeConfig, is_protected
 from .cache import MIB, chunks, written
 from .extraction import Features, extract
@@ -674,14 +675,11 @@ def usable(
     if folder is None or not large:
         x = read(rows)
     else:
-        try:
+        what = f"features cannot be written to cache-dir '{folder}'"
+        with told_as(SourceError, what, "make room there"):
             x = written(
                 (read(rows[part]) for part in chunks(len(rows), dimension)), dimension, folder
             )
-        except OSError as error:
-            raise SourceError(
-                f"features cannot be written to cache-dir '{folder}' ({error}); make room there"
-            ) from error
     if not (finite := torch.cat(good)).all():
         rows = rows[finite]
     units = None if dataset.patients is None else tuple(dataset.patients[i] for i in rows.tolist())

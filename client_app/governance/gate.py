@@ -29,6 +29,7 @@ from fedsurrogate.common.wire.records import Info
 
 from ..datasets.partition import selection
 from ..datasets.schema import check_class_folders, check_run_classes
+from ..disk_errors import told_as
 from ..node_config import NodeConfig
 from .budget import check_budget, closed, runs_left, spent
 from .entries import Charged, Release
@@ -305,15 +306,13 @@ def decide(state: Path, digest: str, decision: Decision) -> None:
         raise ConfigError(
             f"officer {decision.officer[:80]!r}: must be a name of 1 to {LONGEST_NAME} characters"
         )
-    try:
+    with told_as(ConfigError, f"{state / DECISIONS} cannot be written", "nothing is decided"):
         state.mkdir(parents=True, exist_ok=True)
         # Of two people who decide at once, neither loses what the other has decided.
         with FileLock(state / LOCK):
             known = decisions(state) | {digest: decision}
             content = {key: asdict(each) for key, each in known.items()}
             replace_file(state / DECISIONS, json.dumps(content, indent=2, sort_keys=True) + "\n")
-    except OSError as error:
-        raise ConfigError(f"{state / DECISIONS} cannot be written ({error.strerror})") from None
 
 
 # A third is written with any number of digits.

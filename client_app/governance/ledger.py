@@ -35,6 +35,7 @@ from fedsurrogate.common.privacy.accounting import (
 )
 from fedsurrogate.common.security.registrations import Receipt
 
+from ..disk_errors import told_as
 from ..node_config import NodeConfig
 from .budget import Budget, check_budget
 from .entries import Entry, Release, canonical, chained, digest, events_of, non_private_releases
@@ -147,15 +148,11 @@ class CheckLog:
         """Record that a request by file was answered. Only then may the bundle leave."""
         known = self.answered()
         if request not in known:
-            try:
+            with told_as(LedgerError, f"{str(self._answers)!r} cannot be written", PLACE):
                 replace_file(
                     self._answers,
                     "".join(f"{each}\n" for each in sorted({*known, request})).encode(),
                 )
-            except OSError as error:
-                raise LedgerError(
-                    f"{str(self._answers)!r} cannot be written ({error}); {PLACE}"
-                ) from None
 
     @property
     def _answers(self) -> Path:
@@ -230,13 +227,10 @@ class CheckLog:
             f"witness 1 {self.dataset} {content.opened} {content.length} {content.last} "
             f"{content.secret}\n"
         )
-        try:
+        what = f"the ledger's check log {str(self.file)!r} cannot be written"
+        with told_as(LedgerError, what, PLACE):
             self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             replace_file(self.file, line.encode())
-        except OSError as error:
-            raise LedgerError(
-                f"the ledger's check log {str(self.file)!r} cannot be written ({error}); {PLACE}"
-            ) from None
 
     def check_place(self) -> None:
         """Raise LedgerError for a check log inside `state-dir`: a restored backup would replace both."""
@@ -502,22 +496,13 @@ class Ledger:
         """
         from filelock import FileLock
 
-        try:
+        ledger = f"ledger {str(self.path)!r}"
+        with told_as(LedgerError, f"{ledger} cannot be locked", REMEDY):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             lock = FileLock(self.path.with_suffix(".lock"))
-            lock.acquire(timeout=LOCK_SECONDS, poll_interval=0.01)
-        except OSError as error:
-            raise LedgerError(
-                f"ledger {str(self.path)!r} cannot be locked ({error}); {REMEDY}"
-            ) from None
-        try:
+            held = lock.acquire(timeout=LOCK_SECONDS, poll_interval=0.01)
+        with held, told_as(LedgerError, f"{ledger} cannot be read or written", REMEDY):
             yield
-        except OSError as error:
-            raise LedgerError(
-                f"ledger {str(self.path)!r} cannot be read or written ({error}); {REMEDY}"
-            ) from None
-        finally:
-            lock.release()
 
     def _read(self) -> list[Entry]:
         """All entries, header first, each checked; repairs an interrupted write."""

@@ -327,7 +327,9 @@ def policy_in_force(node: NodeConfig) -> Policy | None:
     try:
         kept = json.loads((node.state / IN_FORCE).read_text())["policy"]
         known = {key: value for key, value in kept.items() if key in Policy.model_fields}
-        return Policy.model_validate_json(json.dumps(known))
+        return Policy.model_validate(
+            {k: tuple(each) if isinstance(each, list) else each for k, each in known.items()}
+        )
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError, AttributeError):

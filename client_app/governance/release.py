@@ -31,6 +31,7 @@ from ..datasets.dataset import DataSource
 from ..datasets.left_out import SourceError, cause_of, described, ends_process
 from ..datasets.partition import check_settings
 from ..datasets.schema import read_schema
+from ..disk_errors import told_as
 from ..features.site_features import (
     NO_FEATURES,
     LabelledFeatures,
@@ -84,13 +85,13 @@ def check_room(node: NodeConfig) -> None:
         LedgerError: whatever the records are.
     """
     file = _file(node)
-    try:
+    with told_as(
+        LedgerError,
+        f"'{file}' could not be written",
+        "so the records could not be held after a failure that may be about one of them; make "
+        "room, and let this user write there",
+    ):
         stage_file(file, bytes(ROOM), durable=False).unlink()
-    except OSError as error:
-        raise LedgerError(
-            f"'{file}' could not be written ({error}), so the records could not be held after a "
-            "failure that may be about one of them; make room, and let this user write there"
-        ) from None
 
 
 def why_held(node: NodeConfig) -> str:
@@ -388,20 +389,14 @@ def charge_and_release(
             for file, temporary in staged.items():
                 # Flushed before the release leaves: after a power failure, a site must not mask a
                 # second vector with the same masks.
-                _put(temporary, file)
+                with told_as(
+                    LedgerError, f"{file} cannot be written", "the charged release does not leave"
+                ):
+                    put_in_place(temporary, file)
     except BaseException:
         for temporary in staged.values():
             temporary.unlink(missing_ok=True)
         raise
-
-
-def _put(temporary: Path, file: Path) -> None:
-    try:
-        put_in_place(temporary, file)
-    except OSError as error:
-        raise LedgerError(
-            f"{file} cannot be written ({error}), so the charged release does not leave"
-        ) from None
 
 
 @dataclass(frozen=True)

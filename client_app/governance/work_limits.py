@@ -24,6 +24,7 @@ from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.methods.method import Work
 from fedsurrogate.common.settings import BackboneSettings, Section, Settings
 
+from ..disk_errors import told_as
 from ..node_config import NodeConfig
 
 
@@ -237,15 +238,12 @@ def admit(images: BackboneSettings, node: NodeConfig, limits: WorkLimits, flower
 
     file, now = node.state / REQUESTS_FILE, time.time()
     features = hashlib.sha256(repr((images.backbone, images.image_size)).encode()).hexdigest()[:16]
-    try:
+    what = f"{str(file)!r}, which counts requests, cannot be written"
+    with told_as(StorageError, what, "nothing is done"):
         file.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{file}.lock", timeout=60):
             counts = _counted(_read_counts(file), features, limits, flower_run, now)
             replace_file(file, json.dumps(counts), durable=False)
-    except OSError as error:
-        raise StorageError(
-            f"{str(file)!r}, which counts requests, cannot be written ({error}); nothing is done"
-        ) from None
 
 
 def _counted(

@@ -30,6 +30,7 @@ from fedsurrogate.common.security.sealing import public_key
 from fedsurrogate.common.wire.records import from_record, pack_bundle, to_record
 
 from ..audit.output import check_attacks
+from ..disk_errors import told_as
 from ..governance.entries import Release
 from ..governance.gate import open_gate
 from ..governance.ledger import Ledger, own_ledger
@@ -78,12 +79,8 @@ def release_to(file: Path, request_file: Path, node: NodeConfig) -> Release:
         raise DataError(f"the records cannot be used ({failure}); nothing was charged")
     check_attacks(run, node, gate.policy)
     facts, key = _facts(prepared.release), private_key(node, site)
-    try:
+    with told_as(LedgerError, f"{str(file)!r} cannot be written", "nothing was charged"):
         staged = stage_file(file, pack_bundle(request, site, prepared.made.payload, facts, key))
-    except OSError as error:
-        raise LedgerError(
-            f"{str(file)!r} cannot be written ({error.strerror}); nothing was charged"
-        ) from None
     charge_and_release(gate, prepared.release, {file: staged}, prepared.made.guard)
     if receipt := gate.new_receipt(before):
         # The receipt exists only after the charge. If it cannot be written, the bundle is valid
@@ -230,11 +227,7 @@ def _answered(request: MessageRequest, asked: str, node: NodeConfig, site: str) 
 
 
 def _put(file: Path, content: bytes) -> None:
-    try:
+    todo = "free the disk, and repeat the command"
+    with told_as(StateError, f"{str(file)!r} cannot be written", todo):
         # Under an unpredictable name: a link on the stick must not lead the reply to another file.
         replace_file(file, content)
-    except OSError as error:
-        raise StateError(
-            f"{str(file)!r} cannot be written ({error.strerror}); free the disk, and repeat the "
-            "command"
-        ) from None
