@@ -6,18 +6,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from fedsurrogate.common.files import replace_file
-from fedsurrogate.common.methods.method import Field
 from fedsurrogate.common.pages.svg import page_head, render_page
 from fedsurrogate.common.privacy.mechanism import NOT_COVERED
 from fedsurrogate.common.run import Run, parse_run
-from fedsurrogate.common.settings import Bag
 
 from ..governance.ledger import own_ledger
 from ..governance.policy import Policy, policy_of
@@ -133,16 +130,9 @@ def sheet(run: Run, node: NodeConfig, made: Part, audit: ReleaseAudit) -> Part:
         "written": datetime.now(UTC).isoformat(timespec="seconds"),
         "projects": _projects(run),
         "people": _people(node),
-        "data": _data(
-            node.data or run.settings.data,
-            run.settings.backbone,
-            made,
-            run.settings.features.bag,
-        ),
-        "settings": _settings(
-            run.settings.secure_aggregation, run.settings.fedpft.seal, policy_of(node)
-        ),
-        "outputs": _outputs(run.plan.messages.sends, node, made, audit),
+        "data": _data(run, node, made),
+        "settings": _settings(run, policy_of(node)),
+        "outputs": _outputs(run, node, made, audit),
     }
 
 
@@ -186,10 +176,11 @@ def _people(node: NodeConfig) -> Part:
     }
 
 
-def _data(kind: str, backbone: str, facts: Part, bag: Bag) -> Part:
+def _data(run: Run, node: NodeConfig, facts: Part) -> Part:
+    bag, backbone = run.settings.features.bag, run.settings.backbone
     pooled = "" if bag == "none" else f"; a record is a bag, the {bag} of its images' features"
     return {
-        "kind": kind,
+        "kind": node.data or run.settings.data,
         "records used": facts["records"],
         "classes": facts["classes"],
         "left out": facts["left_out"],
@@ -199,32 +190,29 @@ def _data(kind: str, backbone: str, facts: Part, bag: Bag) -> Part:
     }
 
 
-def _settings(secure_aggregation: bool, sealed: bool, policy: Policy) -> Part:
-    names = (
-        "methods",
-        "mechanisms",
-        "epsilon_per_run",
-        "epsilon_total",
-        "delta",
-        "without_dp",
-        "smallest_class",
-    )
-    limits = {
-        f"policy: {name.replace('_', '-')}": getattr(policy, name)
-        for name in (*names, "largest_payload_mib")
-    }
+# Limits of the policy that a sheet shows.
+LIMITS = (
+    "methods",
+    "mechanisms",
+    "epsilon_per_run",
+    "epsilon_total",
+    "delta",
+    "without_dp",
+    "smallest_class",
+    "largest_payload_mib",
+)
+
+
+def _settings(run: Run, policy: Policy) -> Part:
     return {
         "the coordinator sees": "the sum of all sites only"
-        if secure_aggregation
+        if run.settings.secure_aggregation
         else "this site's release by itself",
-        "sealed for other sites": sealed,
-        **{
-            key: list(value) if isinstance(value, tuple) else value for key, value in limits.items()
-        },
-    }
+        "sealed for other sites": run.settings.fedpft.seal,
+    } | {f"policy: {name.replace('_', '-')}": getattr(policy, name) for name in LIMITS}
 
 
-def _outputs(sends: Sequence[Field], node: NodeConfig, facts: Part, audit: ReleaseAudit) -> Part:
+def _outputs(run: Run, node: NodeConfig, facts: Part, audit: ReleaseAudit) -> Part:
     ledger = own_ledger(node)
     entries = ledger.entries() if ledger is not None else []
     shown = ("auc", "low", "high", "rate_at_one_percent", "rate_at_one_in_thousand")
@@ -234,7 +222,10 @@ def _outputs(sends: Sequence[Field], node: NodeConfig, facts: Part, audit: Relea
         if facts[key]
     }
     return {
-        "what leaves": [f"{each.name} ({each.shape}), {each.bits} bits a number" for each in sends],
+        "what leaves": [
+            f"{each.name} ({each.shape}), {each.bits} bits a number"
+            for each in run.plan.messages.sends
+        ],
         "bytes": facts["bytes"],
         "sha256 of the payload": facts["sha256"]
         or "new noise is drawn when it leaves; the ledger's entry has the hash",

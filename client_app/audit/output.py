@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from filelock import FileLock
 
@@ -36,9 +36,6 @@ from ..governance.ledger import dataset_id
 from ..governance.policy import Policy
 from ..node_config import NodeConfig
 from .release_audit import FEWEST, ReleaseAudit, audit_release
-
-if TYPE_CHECKING:
-    from .release_audit import ReleaseAudit
 
 PAGE = (
     page_head("Audit · {{ a.method }}")

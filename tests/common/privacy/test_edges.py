@@ -403,18 +403,6 @@ def test_the_highest_scores_are_guessed_in_and_the_lowest_out(
     assert guess(scores, included, count) == Guesses(canaries, 2 * half, right)
 
 
-@pytest.mark.parametrize(
-    ("numbers", "fits"),
-    [((0, 0, 0), True), ((5, 5, 5), True), ((5, 4, 0), True), ((5, 6, 1), False), ((5, 4, 5), False), ((5, 4, -1), False)],
-)  # fmt: skip
-def test_no_more_answers_are_right_than_given(numbers: tuple[int, int, int], fits: bool) -> None:
-    if fits:
-        assert Guesses(*numbers).right == numbers[2]
-        return
-    with pytest.raises(ConfigError, match="is impossible"):
-        Guesses(*numbers)
-
-
 @few
 @given(st.integers(1, 40), st.data(), st.floats(0, 4), st.sampled_from([0.0, 1e-4, 0.05, 0.5]))
 def test_a_p_value_is_the_theorem_s_and_at_most_one(
