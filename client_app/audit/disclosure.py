@@ -204,12 +204,13 @@ LIMITS = (
 
 
 def _settings(run: Run, policy: Policy) -> Part:
+    limits = policy.model_dump(mode="json")
     return {
         "the coordinator sees": "the sum of all sites only"
         if run.settings.secure_aggregation
         else "this site's release by itself",
         "sealed for other sites": run.settings.fedpft.seal,
-    } | {f"policy: {name.replace('_', '-')}": getattr(policy, name) for name in LIMITS}
+    } | {f"policy: {name.replace('_', '-')}": limits[name] for name in LIMITS}
 
 
 def _outputs(run: Run, node: NodeConfig, facts: Part, audit: ReleaseAudit) -> Part:

@@ -76,8 +76,8 @@ def doctor(
 ) -> None:
     """Check this machine and its connection before a run.
 
-    Takes the folder of a kit, or the same options as `site join`. Without any, it asks on a terminal
-    what to examine; elsewhere it lists what it needs. Nothing is changed, nothing leaves. Exits with
+    Takes the folder of a kit, or the same options as `site join`. Without any, it
+    lists what it needs. Nothing is changed, nothing leaves. Exits with
     1 if a check fails, with 2 if there is nothing to examine, with 3 if only the ledger fails, because
     nobody has opened it.
     """
@@ -96,11 +96,8 @@ def doctor(
     if link_only and not superlink:
         raise typer.BadParameter("needs --superlink, the coordinator", param_hint="--link-only")
     if not (node_config or run_config or superlink or runtime):
-        if sys.stdin.isatty() and not as_json:
-            node_config, superlink = _ask()
-        if not (node_config or superlink):
-            print_error(NEEDED)
-            raise typer.Exit(USAGE)
+        print_error(NEEDED)
+        raise typer.Exit(USAGE)
     node = node_of(node_config or [])
     # Slides are bags in every run.
     usual = ["features.bag='mean'"] if node.data == "slides" else None
@@ -144,18 +141,6 @@ def _check_site(run: Run, node: NodeConfig, fingerprint: str, run_named: bool) -
 
     yield check_isolation()
     yield from check_site(run, node, fingerprint, run_named)
-
-
-def _ask() -> tuple[list[str], str]:
-    """Ask for this site's settings, or a file that holds them, and for the coordinator. Empty
-    answers leave a part out.
-    """
-    typer.echo("What shall be examined? An empty answer leaves a part out.")
-    settings = typer.prompt(
-        "Settings of this site (key=value ...), or a file with them", default="", show_default=False
-    )
-    superlink = typer.prompt("Coordinator (HOST:PORT)", default="", show_default=False)
-    return [settings] if settings.strip() else [], superlink.strip()
 
 
 def metrics(
