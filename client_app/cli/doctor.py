@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
@@ -76,10 +75,9 @@ def doctor(
 ) -> None:
     """Check this machine and its connection before a run.
 
-    Takes the folder of a kit, or the same options as `site join`. Without any, it
-    lists what it needs. Nothing is changed, nothing leaves. Exits with
-    1 if a check fails, with 2 if there is nothing to examine, with 3 if only the ledger fails, because
-    nobody has opened it.
+    Takes the folder of a kit, or the same options as `site join`. Without any, it lists what
+    it needs. Nothing is changed, nothing leaves. Exits with 1 if a check fails, with 2 if there is
+    nothing to examine, with 3 if only the ledger fails, because nobody has opened it.
     """
     from dataclasses import asdict
     from itertools import chain

@@ -1,7 +1,6 @@
-"""`site doctor` without arguments asks what to examine, or lists what it needs."""
+"""`site doctor` without arguments lists what it needs."""
 
 import os
-import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.commands import site
-from tests.e2e.processes import PATIENCE
 
 ROOT = Path(__file__).parents[3]
 COMMAND = [sys.executable, "-m", "fedsurrogate.client_app.cli.main", "doctor"]
