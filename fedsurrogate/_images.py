@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedsurrogate._arrays import Labels, names_of
 from fedsurrogate._inputs import as_features, feature_names, shown
-from fedsurrogate._targets import Values, values_of
+from fedsurrogate._targets import values_of
 from fedsurrogate.client_app.datasets.dicom_files import is_dicom_file
 from fedsurrogate.client_app.datasets.dicom_pixels import open_single
 from fedsurrogate.client_app.datasets.images import as_rgb, open_rgb
@@ -220,7 +220,7 @@ def tensor_of(value: Any, number: int) -> Tensor:
 
 _own: dict[str, OwnModule] = {}
 NamedRecords = tuple[Tensor, Labels]
-ValuedRecords = tuple[Tensor, Values]
+ValuedRecords = tuple[Tensor, Tensor]
 Take = Callable[[Any, int], Tensor]
 # What a record becomes, and what a batch of these becomes.
 Parts = tuple[Take, Callable[[Tensor], Tensor]]
