@@ -58,7 +58,7 @@ from .governance.release import (
     prepare,
     without_records,
 )
-from .governance.work_limits import SiteLimits, remove_oldest
+from .governance.work_limits import SiteLimits, check_size, remove_oldest
 from .methods.chain_step import kept_head
 from .methods.evaluation import check_comparable, compare, own_classifier, received_classifier
 from .methods.job import Job, MethodOutput, SiteRequest
@@ -289,7 +289,8 @@ def _identification(request: SiteRequest, gate: Gate) -> Answer:
         gate.check_planned(planned(request))
     site_features = _features(request, gate, is_protected(run.hides_sites, node))
     dimension = site_features.train.features.shape[1]
-    gate.check_size(run.plan.work, dimension, len(run.settings.classes))
+    classes = len(run.settings.classes)
+    check_size(run.plan.work(classes, dimension), gate.policy, dimension, classes)
     reported: Info = {
         "fingerprint": site_features.fingerprint,
         "dimension": dimension,

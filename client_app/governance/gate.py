@@ -6,7 +6,7 @@ charges the ledger.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, date, datetime
 from fnmatch import fnmatchcase
@@ -17,7 +17,6 @@ from filelock import FileLock
 
 from fedsurrogate.common.errors import ConfigError, PolicyError
 from fedsurrogate.common.files import replace_file
-from fedsurrogate.common.methods.method import Work
 from fedsurrogate.common.privacy.accounting import GaussianEvent
 from fedsurrogate.common.privacy.mechanism import EXACT_COUNTS, HIDE_CLASSES, VARY_IN_SIZE
 from fedsurrogate.common.run import Run
@@ -34,8 +33,8 @@ from ..node_config import NodeConfig
 from .budget import check_budget, closed, runs_left, spent
 from .entries import Charged, Release
 from .ledger import Ledger, budget_of, own_ledger
-from .policy import Policy, check_confirmed, policy_of
-from .work_limits import SiteLimits, check_size, check_work
+from .policy import PUBLIC_KINDS, Policy, check_confirmed, policy_of
+from .work_limits import SiteLimits, check_work
 
 # By kind of request: values that a sealed run needs to begin. Requests of other kinds are refused.
 IN_CLEAR: dict[str, tuple[str, ...]] = {
@@ -202,61 +201,52 @@ class Allowed:
             )
 
 
-class Approvals:
-    """The rules of a site about who allows a run.
+def who_allows(policy: Policy, folder: Path, state: Path, digest: str, approval: str) -> Allowed:
+    """Who has allowed a run.
 
     Args:
         policy: of the site.
         folder: of the policy file, where its `approvers` are.
         state: the site's state folder, with the decisions of its officer.
+        digest: of the run that is asked for, `full_digest`.
+        approval: its setting of this name, the signed proposal; empty without one.
+
+    Raises:
+        PolicyError: too few have, or this site's officer has refused it.
+        ConfigError: a file of the site cannot be read.
     """
+    decision = decisions(state).get(digest)
+    if decision is not None and decision.answer == "refused":
+        raise PolicyError(
+            f"{decision.officer}, an officer of this site, has refused this run on "
+            f"{decision.time[:10]}"
+        )
+    signed = _proposal(approval)
+    names = _signers(policy, folder, digest, signed) if policy.require_approval else []
+    proposal = "" if signed is None else signed.proposal.id
+    # An approval is of one proposal, not of all that have its settings.
+    if decision is not None and decision.covers(signed, datetime.now(UTC).date()):
+        names.append(f"here {decision.officer}")
+        proposal = decision.proposal
+    elif policy.require_officer:
+        raise PolicyError(
+            "require-officer = true: no officer of this site has approved this proposal, or its "
+            "last day has passed (`site approve`)"
+        )
+    return Allowed(proposal if names else "", ", ".join(names))
 
-    def __init__(self, policy: Policy, folder: Path, state: Path) -> None:
-        self._policy, self._folder, self._state = policy, folder, state
 
-    def check(self, digest: str, approval: str) -> Allowed:
-        """Who has allowed a run.
-
-        Args:
-            digest: of the run that is asked for, `full_digest`.
-            approval: its setting of this name, the signed proposal; empty without one.
-
-        Raises:
-            PolicyError: too few have, or this site's officer has refused it.
-            ConfigError: a file of the site cannot be read.
-        """
-        decision = decisions(self._state).get(digest)
-        if decision is not None and decision.answer == "refused":
-            raise PolicyError(
-                f"{decision.officer}, an officer of this site, has refused this run on "
-                f"{decision.time[:10]}"
-            )
-        signed = _proposal(approval)
-        names = self._signers(digest, signed) if self._policy.require_approval else []
-        proposal = "" if signed is None else signed.proposal.id
-        # An approval is of one proposal, not of all that have its settings.
-        if decision is not None and decision.covers(signed, datetime.now(UTC).date()):
-            names.append(f"here {decision.officer}")
-            proposal = decision.proposal
-        elif self._policy.require_officer:
-            raise PolicyError(
-                "require-officer = true: no officer of this site has approved this proposal, or its "
-                "last day has passed (`site approve`)"
-            )
-        return Allowed(proposal if names else "", ", ".join(names))
-
-    def _signers(self, digest: str, signed: SignedProposal | None) -> list[str]:
-        fewest = self._policy.require_approval
-        known = read_keys(self._folder / self._policy.approvers)
-        if signed is None:
-            raise PolicyError(
-                f"require-approval = {fewest}: the run has no signed proposal (`coordinator "
-                "approval propose`)"
-            )
-        try:
-            return check_signed(signed, digest, known, fewest, datetime.now(UTC).date())
-        except ConfigError as error:
-            raise PolicyError(f"require-approval = {fewest}: {error}") from None
+def _signers(policy: Policy, folder: Path, digest: str, signed: SignedProposal | None) -> list[str]:
+    fewest, known = policy.require_approval, read_keys(folder / policy.approvers)
+    if signed is None:
+        raise PolicyError(
+            f"require-approval = {fewest}: the run has no signed proposal (`coordinator "
+            "approval propose`)"
+        )
+    try:
+        return check_signed(signed, digest, known, fewest, datetime.now(UTC).date())
+    except ConfigError as error:
+        raise PolicyError(f"require-approval = {fewest}: {error}") from None
 
 
 def _proposal(approval: str) -> SignedProposal | None:
@@ -315,6 +305,7 @@ def decide(state: Path, digest: str, decision: Decision) -> None:
             replace_file(state / DECISIONS, json.dumps(content, indent=2, sort_keys=True) + "\n")
 
 
+PUBLIC = NodeConfig()
 # A third is written with any number of digits.
 SHARE_TOLERANCE = 1e-3
 
@@ -326,21 +317,17 @@ class Gate:
     Attributes:
         policy: what the site allows.
         ledger: of the folder of data.
+
+    Args:
+        policy: see the attribute.
+        ledger: see the attribute.
+        node: the site's settings; of public data, whose runs nobody has to allow, the peers alone.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        ledger: Ledger,
-        peers: str = "",
-        approvals: Approvals | None = None,
-        node: NodeConfig | None = None,
-    ) -> None:
+    def __init__(self, policy: Policy, ledger: Ledger, node: NodeConfig = PUBLIC) -> None:
         self.policy = policy
         self.ledger = ledger
-        self._peers = peers
-        self._approvals = approvals
-        self._node = NodeConfig() if node is None else node
+        self._node = node
         self._budget = budget_of(policy, bool(self._node.bag_column))
         # The settings that select the records of the runs that were checked, by their digest.
         self._selections: dict[str, Mapping[str, str]] = {}
@@ -360,8 +347,12 @@ class Gate:
         check_run_classes(self._node, run.settings.classes)
         if not run.private:
             self._selections[run.full_digest] = selection(run, self._node)
-        if self._approvals is not None:
-            allowed = self._approvals.check(run.full_digest, run.settings.approval)
+        node = self._node
+        if node.data not in PUBLIC_KINDS:
+            folder = Path(node.policy).expanduser().parent if node.policy else node.state
+            allowed = who_allows(
+                self.policy, folder, node.state, run.full_digest, run.settings.approval
+            )
             if allowed.by and run.maps and not run.settings.features.digest:
                 raise PolicyError(
                     "features.digest is empty, so people have not signed which public map the run "
@@ -385,7 +376,7 @@ class Gate:
 
     def _check_policy(self, run: Run) -> None:
         policy = self.policy
-        check_sealed_run(policy, run.settings.fedpft.seal, self._peers)
+        check_sealed_run(policy, run.settings.fedpft.seal, self._node.peers)
         if policy.require_secure_aggregation and not run.settings.secure_aggregation:
             raise PolicyError(
                 "require-secure-aggregation = true: the run would show this site's part alone (secure-aggregation "
@@ -448,7 +439,7 @@ class Gate:
         aggregation or not. A sealed chain message comes from another hospital, whose key is known.
         """
         allowed = self.policy.exact_sums_at_models or self.exact_counts(run)
-        relayed = run.settings.fedpft.seal and self._peers
+        relayed = run.settings.fedpft.seal and self._node.peers
         if run.plan.messages.receives and not (allowed or relayed):
             raise PolicyError(
                 "exact-sums-at-models = false: the run has no noise (epsilon = 0), and what this "
@@ -456,19 +447,6 @@ class Gate:
                 "be made to show single records; the run needs epsilon, or this site's policy "
                 "exact-sums-at-models = true"
             )
-
-    def check_size(self, work: Callable[[int, int], Work], dimension: int, classes: int) -> None:
-        """Refuse features of a dimension that takes more memory than the policy allows.
-
-        Args:
-            work: of a run, for numbers of classes and dimensions.
-            dimension: of the features.
-            classes: number of classes.
-
-        Raises:
-            PolicyError: if a limit is exceeded.
-        """
-        check_size(work(classes, dimension), self.policy, dimension, classes)
 
     def smallest_class(self, mechanism: str) -> int:
         """Number of records that a class needs to be released; one where noise hides which classes
@@ -546,7 +524,7 @@ class Gate:
             release = replace(release, unit=self.unit_of(release))
         else:
             release = replace(release, selection=self._selections.get(release.run, {}))
-        if self._approvals is None:
+        if self._node.data in PUBLIC_KINDS:
             return release
         allowed = self._allowed.get(release.run, Allowed())
         needed = self.policy.require_approval or self.policy.require_officer
@@ -633,9 +611,9 @@ def open_gate(node: NodeConfig, data: DataKind, flower_run: str) -> Gate:
     own, policy = own_ledger(node), policy_of(node)
     if own is None:
         name = f"{node.data or data}-{node.partition_id}-of-{node.num_partitions}"
-        return Gate(policy, Ledger(node.state / "public" / flower_run, name), node.peers)
-    folder = Path(node.policy).expanduser().parent if node.policy else node.state
-    return Gate(policy, own, node.peers, Approvals(policy, folder, node.state), node)
+        ledger = Ledger(node.state / "public" / flower_run, name)
+        return Gate(policy, ledger, NodeConfig(peers=node.peers))
+    return Gate(policy, own, node)
 
 
 def open_ledger(node: NodeConfig) -> Ledger:

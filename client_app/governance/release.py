@@ -44,6 +44,7 @@ from ..node_config import NodeConfig, is_protected, packages_of
 from .entries import Release
 from .gate import Gate
 from .ledger import dataset_id
+from .work_limits import check_size
 
 T = TypeVar("T")
 # Larger than what `hold` writes.
@@ -284,7 +285,8 @@ def prepare(request: SiteRequest, gate: Gate, affordable: bool = True) -> Prepar
 
     def make(site_features: SiteFeatures, node: NodeConfig) -> tuple[MethodOutput, int, float]:
         named = max(len(site_features.classes), len(run.settings.classes))
-        gate.check_size(run.plan.work, site_features.train.features.shape[1], named)
+        dimension = site_features.train.features.shape[1]
+        check_size(run.plan.work(named, dimension), gate.policy, dimension, named)
         started, job = time.perf_counter(), replace(request, node=node).job(site_features, limits)
         return site_function(run.plan.combination)(job), job.round, time.perf_counter() - started
 
