@@ -64,7 +64,7 @@ def is_labelled(item: Any) -> bool:
         isinstance(item, tuple | list)
         and len(item) == 2
         and _is_label(item[1])
-        and not _is_number(item[0])
+        and not isinstance(item[0], int | float | np.number)
     )
 
 
@@ -79,10 +79,6 @@ def _items(data: Images) -> Iterable[Any]:
     if isinstance(data, Mapping) or not isinstance(data, Iterable):
         raise DataError(f"{type(data).__name__} is no data set; it needs __len__ and __getitem__")
     return data
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float | np.number)
 
 
 def _is_label(value: Any) -> bool:

@@ -154,7 +154,7 @@ def train(
     steps = 0
     if settings.augment:
         module, features = split_input(module, features)
-    for rows in _batches(len(labels), settings, generator):
+    for rows in batches(len(labels), settings.local_epochs, settings.batch_size, generator):
         optimiser.zero_grad()
         change = draw(settings.augment, generator)
         losses = variant.losses(module(change(features[rows])), labels[rows])
@@ -173,9 +173,17 @@ def train(
     return steps
 
 
-def _batches(count: int, settings: FedAvgSettings, generator: torch.Generator) -> Iterator[Tensor]:
-    for _ in range(settings.local_epochs):
-        yield from torch.split(torch.randperm(count, generator=generator), settings.batch_size)
+def batches(count: int, epochs: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """Rows of each step, in a new order for each epoch.
+
+    Args:
+        count: of records.
+        epochs: passes over them.
+        size: of a batch at most.
+        generator: of the order.
+    """
+    for _ in range(epochs if count else 0):
+        yield from torch.split(torch.randperm(count, generator=generator), size)
 
 
 def own_head(job: Job) -> MethodOutput:

@@ -33,7 +33,6 @@ from fedsurrogate.common.models.classifiers import (
 from fedsurrogate.common.signed_models.gaussians import Gaussians
 from fedsurrogate.common.signed_models.signed_model import SignedModel
 
-from ..datasets.left_out import printable
 from ..features.device_processes import Part, in_parts
 from ..features.extraction import NOT_FINITE
 from .calibration import ABSTAIN, SCORES, Calibration, Probabilities, decided_answers
@@ -266,12 +265,7 @@ def _begin(out: Path, header: list[str], settings: dict[str, Any], overwrite: bo
                 f"--out {str(out)!r} has other columns than this command writes; choose another "
                 "file"
             )
-        return {_as_written_now(row[0]) for row in reader if row}
-
-
-def _as_written_now(name: str) -> str:
-    """A name in a file of predictions; earlier versions wrote bytes that are not UTF-8."""
-    return name if name.isascii() or printable(name) == name else as_utf8(name)
+        return {row[0] for row in reader if row}
 
 
 def _whole_rows(stream: IO[bytes]) -> int:

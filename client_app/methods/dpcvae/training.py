@@ -4,7 +4,7 @@ a GAN's critic, stays at the site.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,6 +44,7 @@ from fedsurrogate.common.wire.model_proto import pack_parameters
 from ...features.site_features import site_device
 from ..dp.record_gradients import Units, clipped_sums, noisy_mean
 from ..job import Job, MethodOutput, SiteStatistic
+from ..local_training import batches
 
 if TYPE_CHECKING:
     from fedsurrogate.common.settings import DPCVAESettings
@@ -397,7 +398,8 @@ def trained(job: Job) -> Trained:
             trainer, (embeddings, labels, units), counts, run.settings.dpcvae, claim
         )
     else:
-        for rows in _batches(len(labels), run.settings.dpcvae, random):
+        own = run.settings.dpcvae
+        for rows in batches(len(labels), own.local_epochs, own.batch_size, random):
             trainer.step(exact_gradient(trainer, embeddings[rows], labels[rows]))
     moved = {
         name: p.detach().cpu() - received.tensors[name] for name, p in shared.named_parameters()
@@ -474,11 +476,6 @@ def _train_privately(
         "clip-fraction": clipped / max(1, drawn),
         "signal-to-noise-gradients": sum(signal) / len(signal),
     }
-
-
-def _batches(count: int, settings: DPCVAESettings, generator: torch.Generator) -> Iterator[Tensor]:
-    for _ in range(settings.local_epochs if count else 0):
-        yield from torch.split(torch.randperm(count, generator=generator), settings.batch_size)
 
 
 def _file(state: Path, round: int) -> Path:
