@@ -138,7 +138,8 @@ class Federation(BaseEstimator):  # type: ignore[misc]
 
     def _scores(self, X: Array) -> Floats:
         """Scores (n, o) of features (n, d), in double precision."""
-        scores: Floats = self.model_.decision_function(self._checked(X)).astype(float)
+        x = self._checked(X)
+        scores: Floats = self.model_.decision_function(x).astype(float)
         return scores
 
     def _checked(self, X: Array) -> Array:
