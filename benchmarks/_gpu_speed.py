@@ -37,15 +37,17 @@ from fedsurrogate.client_app.methods.dp.record_gradients import (
     clipped_sums,
 )
 from fedsurrogate.client_app.methods.dpcvae.training import exact_gradient, private_gradient
-from fedsurrogate.client_app.methods.fedlap.approximation import Matching, Synthesis, synthesise
-from fedsurrogate.client_app.methods.fedlap.statistics import (
+from fedsurrogate.client_app.methods.fedlap.approximation import (
     GRADIENT,
     IMAGE_STEP,
     MODEL_STEP,
     Batches,
+    Matching,
     Search,
     ServerWalk,
+    Synthesis,
     effective_radius,
+    synthesise,
 )
 from fedsurrogate.client_app.methods.local_training import train
 from fedsurrogate.common.models.loss_landscape import Descent, gradient

@@ -16,7 +16,7 @@ from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.escapes import csv_text
 from fedsurrogate.common.files import replace_file
 
-from .options import MaybeNode, Node, node_of, print_json
+from .options import MaybeNode, Node, check_writable, node_of, print_json
 
 if TYPE_CHECKING:
     from fedsurrogate.common.models.classifiers import Head
@@ -70,7 +70,7 @@ def synthesize(
         raise ConfigError(
             "give either --per-class, the number for every class, or --total, the number in all"
         )
-    _check_writable(out)
+    check_writable(out)
     file = _generator_file(run, node_config)
     generator, manifest = read_generator(file), read_manifest(file)
     classes = generator.header.classes
@@ -132,7 +132,7 @@ def classify(
 
     from ..methods.dpcvae.downstream import LabelledEmbeddings, grouped, head_on, mix
 
-    _check_writable(out)
+    check_writable(out)
     run = run_config_of(run_config)
     synthetic, site_features = _opened(file, run, node_config)
     names, group = grouped(groups, synthetic.classes) if groups else (synthetic.classes, None)
@@ -207,7 +207,7 @@ def ood(
         site_records,
     )
 
-    _check_writable(out)
+    check_writable(out)
     run = run_config_of(run_config)
     synthetic, site_features = _opened(file, run, node_config)
     own, made = (
@@ -265,14 +265,6 @@ def ood(
     for name, median in medians.items():
         table.add_row(name, f"{median:.4g}", f"{areas[name]:.3f}" if name in areas else "")
     console.print(table)
-
-
-def _check_writable(out: Path | None) -> None:
-    """Raise ConfigError, before any work, for an output file whose folder does not exist."""
-    if out is not None and not out.expanduser().absolute().parent.is_dir():
-        raise ConfigError(
-            f"--out {str(out)!r}: there is no folder {str(out.parent)!r}; create it first"
-        )
 
 
 def _write_heads(out: Path, heads: Mapping[str, Head], share: float) -> None:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import click
 import typer
 
+from fedsurrogate.common.errors import ConfigError
+
 from ..processes.own_account import SETTINGS
 
 if TYPE_CHECKING:
@@ -89,6 +91,15 @@ def node_of(texts: list[str]) -> NodeConfig:
     from ..node_config import parse_node_config
 
     return parse_node_config(parse_overrides(texts))
+
+
+def check_writable(*files: Path | None) -> None:
+    """Raise ConfigError, before any work, for an output file whose folder does not exist."""
+    for file in files:
+        if file is not None and not file.expanduser().absolute().parent.is_dir():
+            raise ConfigError(
+                f"{str(file)!r}: there is no folder {str(file.parent)!r}; create it first"
+            )
 
 
 def print_json(facts: object) -> None:

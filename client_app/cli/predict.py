@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,7 +10,7 @@ import typer
 from fedsurrogate.common.command_line import Json, console
 from fedsurrogate.common.errors import ConfigError
 
-from .options import MaybeNode, node_of, print_json
+from .options import MaybeNode, check_writable, node_of, print_json
 
 NOT_CALIBRATED = (
     "probabilities are as the model was learned, not calibrated on records of this site; with labelled "
@@ -96,7 +95,14 @@ def predict(
     from ..model_use.store import opened
     from ..node_config import NodeConfig
 
-    _check_files(data_dir, (out, by_patient))
+    check_writable(out, by_patient)
+    read = Path(data_dir).expanduser().resolve()
+    for file in (out, by_patient):
+        if file is not None and file.expanduser().resolve().is_relative_to(read):
+            raise ConfigError(
+                f"{str(file)!r} lies in --data-dir, where it would be read as data; choose another "
+                "folder"
+            )
     named = opened(model, node_of(node_config) if node_config else None)
     signed, node = named.model, named.node
     own = node or NodeConfig()
@@ -155,19 +161,3 @@ def predict(
         console.print(text, style="yellow")
     if patients is not None:
         console.print(f"{patients} patients: {by_patient}")
-
-
-def _check_files(data_dir: str, files: Iterable[Path | None]) -> None:
-    """Refuse files without a folder, or in the folder that is read. Raises ConfigError."""
-    for file in files:
-        if file is not None and not file.expanduser().absolute().parent.is_dir():
-            raise ConfigError(
-                f"{str(file)!r}: there is no folder {str(file.parent)!r}; create it first"
-            )
-        if file is not None and file.expanduser().resolve().is_relative_to(
-            Path(data_dir).expanduser().resolve()
-        ):
-            raise ConfigError(
-                f"{str(file)!r} lies in --data-dir, where it would be read as data; choose another "
-                "folder"
-            )

@@ -24,8 +24,7 @@ from fedsurrogate.client_app.features.device_processes import CudaTransfers, ove
 from fedsurrogate.client_app.methods.dp import record_gradients
 from fedsurrogate.client_app.methods.dp.record_gradients import PrivateGradient
 from fedsurrogate.client_app.methods.dpcvae.training import CVAETrainer, exact_gradient
-from fedsurrogate.client_app.methods.fedlap.approximation import Matching, synthesise
-from fedsurrogate.client_app.methods.fedlap.statistics import Batches
+from fedsurrogate.client_app.methods.fedlap.approximation import Batches, Matching, synthesise
 from fedsurrogate.common.errors import FedSurrogateError
 from fedsurrogate.common.models import training_parts
 from fedsurrogate.common.privacy import exact_sums

@@ -21,23 +21,21 @@ from fedsurrogate.client_app.governance.release import entry
 from fedsurrogate.client_app.methods.dp.record_gradients import PrivateGradient
 from fedsurrogate.client_app.methods.fedlap import approximation
 from fedsurrogate.client_app.methods.fedlap.approximation import (
-    MOMENTUM,
-    Matching,
-    dsc,
-    feddm,
-    perturbed,
-    psg,
-    synthesise,
-)
-from fedsurrogate.client_app.methods.fedlap.statistics import (
     CLASS_GRADIENTS,
+    MOMENTUM,
     Batches,
+    Matching,
     Statistic,
     class_mean_slope,
     class_means,
+    dsc,
+    feddm,
     matching_slope,
+    perturbed,
+    psg,
     real_class_gradients,
     real_class_means,
+    synthesise,
 )
 from fedsurrogate.client_app.methods.job import Job, MethodOutput
 from fedsurrogate.client_app.node_config import NodeConfig
