@@ -44,8 +44,7 @@ from ..datasets.partition import share
 from ..datasets.records import Facts
 from ..disk_errors import told_as
 from ..node_config import NodeConfig, is_protected
-from .cache import MIB, chunks, written
-from .extraction import Features, extract
+from .extraction import MIB, Features, chunks, extract, written
 
 if TYPE_CHECKING:
     from fedsurrogate.common.wire.records import Record

@@ -13,7 +13,7 @@ import pytest
 
 from fedsurrogate.client_app import requests, secure_aggregation
 from fedsurrogate.client_app.audit import output
-from fedsurrogate.client_app.features.cache import read_entry
+from fedsurrogate.client_app.features.extraction import read_entry
 from fedsurrogate.client_app.governance.gate import Decision, Gate, decide, decisions
 from fedsurrogate.client_app.governance.ledger import CheckLog, Ledger
 from fedsurrogate.client_app.governance.policy import Policy

@@ -42,7 +42,7 @@ from fedsurrogate.common.surrogates.surrogates import AnySurrogate, Header, Sums
 from fedsurrogate.common.wire.records import pack_surrogate, unpack_public_mean
 from fedsurrogate.common.wire.surrogate_proto import centre_digest
 
-from ...features.cache import clipped_features, forget
+from ...features.extraction import clipped_features, forget
 from ...features.site_features import SiteFeatures, frame_of, framed, site_device
 from ...governance.work_limits import NO_LIMITS, SiteLimits
 from ..dp.record_gradients import per_record

@@ -13,9 +13,15 @@ from filelock import FileLock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsurrogate.client_app.features import cache, extraction
-from fedsurrogate.client_app.features.cache import MIB, chunks, clipped_features, make_room, written
-from fedsurrogate.client_app.features.extraction import Features
+from fedsurrogate.client_app.features import extraction
+from fedsurrogate.client_app.features.extraction import (
+    MIB,
+    Features,
+    chunks,
+    clipped_features,
+    make_room,
+    written,
+)
 from fedsurrogate.client_app.governance.work_limits import has_room, remove_oldest
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.privacy.gaussian_mechanism import clip
@@ -31,7 +37,7 @@ def table(shape: tuple[int, int, int]) -> torch.Tensor:
 @given(count=st.integers(0, 20), width=st.integers(0, 9), size=st.integers(1, 30))
 def test_slices_divide_all_rows(count: int, width: int, size: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cache, "CHUNK", size)
+        patch.setattr(extraction, "CHUNK", size)
         found = [list(range(count))[each] for each in chunks(count, width)]
     assert [row for part in found for row in part] == list(range(count))
     rows = max(1, size // max(1, width))
@@ -47,7 +53,7 @@ def test_clipped_rows_in_a_file_are_those_in_memory(
     features = table(shape)
     expected, share = clip(2.0 * features.double(), norm)
     with TemporaryDirectory() as place, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cache, "CHUNK", size)
+        patch.setattr(extraction, "CHUNK", size)
         for folder in (None, Path(place, "inner")):
             found, shortened = clipped_features(features, norm, folder, lambda rows: 2.0 * rows)
             assert found.dtype == torch.float64
