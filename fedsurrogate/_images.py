@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from fedsurrogate._arrays import Labels, names_of
 from fedsurrogate._inputs import as_features, feature_names, shown
 from fedsurrogate._targets import values_of
-from fedsurrogate.client_app.datasets.dicom_files import is_dicom_file
-from fedsurrogate.client_app.datasets.dicom_pixels import open_single
+from fedsurrogate.client_app.datasets.dicom_files import is_dicom_file, open_single
 from fedsurrogate.client_app.datasets.images import as_rgb, open_rgb
 from fedsurrogate.client_app.datasets.left_out import described, ends_process, printable
 from fedsurrogate.common.backbones.backbones import Backbone, load_backbone

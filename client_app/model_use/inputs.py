@@ -98,7 +98,7 @@ class Inputs:
         file = self.root / self.names[row]
         if not self.dicom:
             return open_rgb(file, shortest)
-        from ..datasets.dicom_pixels import open_dicom
+        from ..datasets.dicom_files import open_dicom
 
         if self.frames[row] < 0:
             raise DataError(
