@@ -22,8 +22,7 @@ from fedsurrogate.common.files import owner_only
 
 from ..processes.own_account import take_arguments
 from .approve import approve, enrol, forget, policy, settings
-from .check import check
-from .doctor import doctor, metrics
+from .check import check, doctor, metrics
 from .evaluate import adapt, evaluate
 from .fetch import fetch
 from .generator import generator_app
