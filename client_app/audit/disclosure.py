@@ -6,15 +6,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from fedsurrogate.common.files import replace_file
+from fedsurrogate.common.methods.method import Field
 from fedsurrogate.common.pages.svg import page_head, render_page
 from fedsurrogate.common.privacy.mechanism import NOT_COVERED
 from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.settings import Bag
 
 from ..governance.ledger import own_ledger
 from ..governance.policy import Policy, policy_of
@@ -130,9 +133,16 @@ def sheet(run: Run, node: NodeConfig, made: Part, audit: ReleaseAudit) -> Part:
         "written": datetime.now(UTC).isoformat(timespec="seconds"),
         "projects": _projects(run),
         "people": _people(node),
-        "data": _data(run, node, made),
-        "settings": _settings(run, policy_of(node)),
-        "outputs": _outputs(run, node, made, audit),
+        "data": _data(
+            node.data or run.settings.data,
+            run.settings.backbone,
+            made,
+            run.settings.features.bag,
+        ),
+        "settings": _settings(
+            run.settings.secure_aggregation, run.settings.fedpft.seal, policy_of(node)
+        ),
+        "outputs": _outputs(run.plan.messages.sends, node, made, audit),
     }
 
 
@@ -176,11 +186,10 @@ def _people(node: NodeConfig) -> Part:
     }
 
 
-def _data(run: Run, node: NodeConfig, facts: Part) -> Part:
-    bag, backbone = run.settings.features.bag, run.settings.backbone
+def _data(kind: str, backbone: str, facts: Part, bag: Bag) -> Part:
     pooled = "" if bag == "none" else f"; a record is a bag, the {bag} of its images' features"
     return {
-        "kind": node.data or run.settings.data,
+        "kind": kind,
         "records used": facts["records"],
         "classes": facts["classes"],
         "left out": facts["left_out"],
@@ -203,17 +212,17 @@ LIMITS = (
 )
 
 
-def _settings(run: Run, policy: Policy) -> Part:
+def _settings(secure_aggregation: bool, sealed: bool, policy: Policy) -> Part:
     limits = policy.model_dump(mode="json")
     return {
         "the coordinator sees": "the sum of all sites only"
-        if run.settings.secure_aggregation
+        if secure_aggregation
         else "this site's release by itself",
-        "sealed for other sites": run.settings.fedpft.seal,
+        "sealed for other sites": sealed,
     } | {f"policy: {name.replace('_', '-')}": limits[name] for name in LIMITS}
 
 
-def _outputs(run: Run, node: NodeConfig, facts: Part, audit: ReleaseAudit) -> Part:
+def _outputs(sends: Sequence[Field], node: NodeConfig, facts: Part, audit: ReleaseAudit) -> Part:
     ledger = own_ledger(node)
     entries = ledger.entries() if ledger is not None else []
     shown = ("auc", "low", "high", "rate_at_one_percent", "rate_at_one_in_thousand")
@@ -223,10 +232,7 @@ def _outputs(run: Run, node: NodeConfig, facts: Part, audit: ReleaseAudit) -> Pa
         if facts[key]
     }
     return {
-        "what leaves": [
-            f"{each.name} ({each.shape}), {each.bits} bits a number"
-            for each in run.plan.messages.sends
-        ],
+        "what leaves": [f"{each.name} ({each.shape}), {each.bits} bits a number" for each in sends],
         "bytes": facts["bytes"],
         "sha256 of the payload": facts["sha256"]
         or "new noise is drawn when it leaves; the ledger's entry has the hash",

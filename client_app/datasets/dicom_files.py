@@ -15,12 +15,15 @@ from PIL import Image
 from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.extras import DECODERS, install_command, needed_for
 
-from .images import LARGEST_PIXELS
 from .left_out import described, ends_process, open_regular, printable
 
 if TYPE_CHECKING:
     from pydicom import Dataset
     from pydicom.uid import UID
+
+# Largest image that is decoded: twice that of a mammogram. A file of some kilobytes may state a larger
+# one, and decoders take up to 15 bytes for each pixel.
+LARGEST_PIXELS = 2**26
 
 Array = np.ndarray[Any, np.dtype[Any]]
 DICOM = "a folder of DICOM files"

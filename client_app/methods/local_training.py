@@ -21,7 +21,7 @@ from fedsurrogate.common.models.parameters import Parameters, Tensors, check_upd
 from fedsurrogate.common.models.training_parts import UncompiledSGD, draw, train_on_features
 
 if TYPE_CHECKING:
-    from fedsurrogate.common.settings import FedAvgSettings, Model
+    from fedsurrogate.common.settings import FedAvgSettings, HeadSettings, Model
     from fedsurrogate.common.surrogates.surrogates import Header
     from fedsurrogate.common.targets.target import Objective
 
@@ -189,20 +189,26 @@ def batches(count: int, epochs: int, size: int, generator: torch.Generator) -> I
 def own_head(job: Job) -> MethodOutput:
     """The head that a site releases."""
     features, labels, frame = job.own_data(job.classes)
-    return _sent(_trained(job, features, labels, job.header(job.classes, frame)), len(labels))
+    header, own = job.header(job.classes, frame), job.run.settings
+    return _sent(_trained((own.head, own.seed), features, labels, header), len(labels))
 
 
 def local_head(job: Job) -> Head:
     """The head that this site has without a federation."""
     features, labels, frame = job.own_data(job.found.classes)
-    return _trained(job, features, labels, job.header(job.found.classes, frame))
+    header, own = job.header(job.found.classes, frame), job.run.settings
+    return _trained((own.head, own.seed), features, labels, header)
 
 
 def _trained(
-    job: Job, features: Tensor, targets: Tensor, header: Header, loss: Losses = cross_entropy
+    own: tuple[HeadSettings, int],
+    features: Tensor,
+    targets: Tensor,
+    header: Header,
+    loss: Losses = cross_entropy,
 ) -> Head:
-    own, classes = job.run.settings, len(header.classes)
-    return Head(header, *train_on_features(features, targets, classes, own.head, own.seed, loss))
+    """A head, trained by these settings and with this seed."""
+    return Head(header, *train_on_features(features, targets, len(header.classes), *own, loss))
 
 
 def _sent(head: Head, records: int) -> MethodOutput:
@@ -245,8 +251,9 @@ def distil(job: Job) -> tuple[MethodOutput, Head]:
     classes = _classes(job.info)
     features, labels = job.training_data(classes)
     run, header = job.run, job.header(classes)
+    own = run.settings.head, run.settings.seed
     if job.payload is None:
-        head = _trained(job, features, labels, header)
+        head = _trained(own, features, labels, header)
         return _sent(head, len(labels)), head
     teacher = unpack_parameters(job.payload)
     stated = teacher.header
@@ -264,7 +271,7 @@ def distil(job: Job) -> tuple[MethodOutput, Head]:
     )
     lessons = features @ teacher.tensors["weight"].T + teacher.tensors["bias"]
     targets = torch.cat([labels[:, None], lessons], 1)
-    head = _trained(job, features, targets, header, _loss(run.settings.baseline.temperature))
+    head = _trained(own, features, targets, header, _loss(run.settings.baseline.temperature))
     return _sent(head, len(labels)), head
 
 

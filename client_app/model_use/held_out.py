@@ -12,8 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsurrogate.common.backbones.power_transform import power_in
-from fedsurrogate.common.errors import ConfigError, DataError
+from fedsurrogate.common.backbones.backbone_names import shown
+from fedsurrogate.common.backbones.backbones import Backbone
+from fedsurrogate.common.backbones.power_transform import power_in, with_power
+from fedsurrogate.common.errors import BackboneError, ConfigError, DataError
 from fedsurrogate.common.models.classifiers import class_indices
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import DataKind
@@ -25,7 +27,6 @@ from ..datasets.source import bags_of
 from ..features.site_features import dataset_features, site_backbone, usable
 from ..governance.policy import policy_of
 from ..node_config import NodeConfig
-from .prediction import check_backbone, check_features
 
 # Distinct numbers of a column above which it is divided into four groups of equal size.
 MOST_NUMBERS = 12
@@ -99,6 +100,36 @@ def bag_column_of(model: SignedModel, given: str, node: NodeConfig) -> str | Non
             "not from bags; leave it out"
         )
     return None
+
+
+def check_backbone(model: SignedModel, backbone: Backbone) -> None:
+    """Refuse a backbone that is not the model's, by its fingerprint.
+
+    Args:
+        model: the shared one.
+        backbone: of this site.
+
+    Raises:
+        BackboneError: for another backbone.
+    """
+    wanted = model.manifest.fingerprint
+    own = with_power(backbone.fingerprint_at(model.manifest.dimension), power_in(wanted))
+    if own != wanted:
+        raise BackboneError(
+            f"the model is for a backbone with fingerprint {wanted[:16]}, but {backbone.name!r} "
+            f"here has {own[:16]}; the model's settings are "
+            f"{', '.join(f'{k} = {v}' for k, v in model.manifest.settings.items())}; check "
+            "weights-path in the node-config"
+        )
+
+
+def check_features(model: SignedModel, fingerprint: str) -> None:
+    """The same for stored features, of a backbone with this fingerprint. Raises BackboneError."""
+    if with_power(fingerprint, power_in(model.manifest.fingerprint)) != model.manifest.fingerprint:
+        raise BackboneError(
+            f"the model is for a backbone with fingerprint {shown(model.manifest.fingerprint)}, but the "
+            f"features are of {shown(fingerprint)}"
+        )
 
 
 def held_out(model: SignedModel, node: NodeConfig, source: Source, part: Part = "test") -> HeldOut:
