@@ -10,10 +10,9 @@ from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.extras import OF_DATA, check_installed
 from fedsurrogate.common.targets.number import Number
 
-from ..datasets.dataset import DataSource, folder_of, load_all
+from ..datasets.dataset import DataSource, check_named, folder_of, load_all, read_schema
 from ..datasets.image_folders import find_table, in_class_folders, is_image, note_depth
 from ..datasets.left_out import LeftOut, is_file
-from ..datasets.schema import check_named, read_schema
 from ..datasets.source import some
 from ..node_config import NodeConfig
 

@@ -32,10 +32,9 @@ from fedsurrogate.common.run import Run
 from fedsurrogate.common.security.sealing import read_keys
 from fedsurrogate.common.version import own_version
 
-from ..datasets.dataset import Dataset, DataSource
+from ..datasets.dataset import Dataset, DataSource, check_run_classes, read_schema
 from ..datasets.left_out import attempt
 from ..datasets.partition import SiteShare, share
-from ..datasets.schema import check_run_classes, read_schema
 from ..datasets.source import some
 from ..features.device_processes import in_parts
 from ..features.site_features import examples_of, site_backbone, site_device

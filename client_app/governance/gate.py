@@ -26,8 +26,8 @@ from fedsurrogate.common.security.sealing import read_keys
 from fedsurrogate.common.settings import CountingSettings, DataKind
 from fedsurrogate.common.wire.records import Info
 
+from ..datasets.dataset import check_class_folders, check_run_classes
 from ..datasets.partition import selection
-from ..datasets.schema import check_class_folders, check_run_classes
 from ..disk_errors import told_as
 from ..node_config import NodeConfig
 from .budget import check_budget, closed, runs_left, spent

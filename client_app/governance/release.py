@@ -27,10 +27,9 @@ from fedsurrogate.common.privacy.accounting import budget_warnings
 from fedsurrogate.common.privacy.mechanism import EXACT_COUNTS
 from fedsurrogate.common.run import Run
 
-from ..datasets.dataset import DataSource
+from ..datasets.dataset import DataSource, read_schema
 from ..datasets.left_out import SourceError, cause_of, described, ends_process
 from ..datasets.partition import check_settings
-from ..datasets.schema import read_schema
 from ..disk_errors import told_as
 from ..features.site_features import (
     NO_FEATURES,

@@ -142,8 +142,7 @@ def test_a_model_of_an_array_takes_no_frame_with_names() -> None:
 def test_files_of_features_are_read_by_their_names(train: list[int], test: list[int]) -> None:
     from tempfile import TemporaryDirectory
 
-    from fedsurrogate.client_app.datasets.dataset import DataSource, load
-    from fedsurrogate.client_app.datasets.schema import read_schema
+    from fedsurrogate.client_app.datasets.dataset import DataSource, load, read_schema
 
     with TemporaryDirectory() as folder:
         for part, order, rows in (("train", train, HALVES[0]), ("test", test, HALVES[1])):

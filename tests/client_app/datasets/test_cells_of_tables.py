@@ -26,8 +26,7 @@ from safetensors.torch import save_file
 from sklearn.preprocessing import MultiLabelBinarizer
 from torch import Tensor
 
-from fedsurrogate.client_app.datasets.dataset import Dataset, DataSource, load
-from fedsurrogate.client_app.datasets.schema import read_schema
+from fedsurrogate.client_app.datasets.dataset import Dataset, DataSource, load, read_schema
 from fedsurrogate.client_app.datasets.tables import csv_header, number_in
 from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.run import parse_run

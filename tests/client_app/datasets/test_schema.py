@@ -17,9 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from fedsurrogate.client_app.datasets import schema
-from fedsurrogate.client_app.datasets.dataset import DataSource, load
-from fedsurrogate.client_app.datasets.schema import read_schema
+from fedsurrogate.client_app.datasets import dataset
+from fedsurrogate.client_app.datasets.dataset import DataSource, load, read_schema
 from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.targets.target import Target
@@ -33,11 +32,11 @@ def test_headers_that_cannot_be_read_name_the_folder(
     def fails(*_: object) -> object:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(schema, "split_files", fails)
-    monkeypatch.setattr(schema, "parquet_files", fails)
-    monkeypatch.setattr(schema, "table_of", fails)
+    monkeypatch.setattr(dataset, "split_files", fails)
+    monkeypatch.setattr(dataset, "parquet_files", fails)
+    monkeypatch.setattr(dataset, "table_of", fails)
     with pytest.raises(DataError, match=f"{tmp_path.name}.* cannot be read"):
-        schema.read_schema(DataSource(kind, str(tmp_path)))  # type: ignore[arg-type]
+        read_schema(DataSource(kind, str(tmp_path)))  # type: ignore[arg-type]
 
 
 def number() -> Target:

@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedsurrogate.client_app.datasets.dataset import Dataset, DataSource, load
-from fedsurrogate.client_app.datasets.schema import read_schema
+from fedsurrogate.client_app.datasets.dataset import Dataset, DataSource, load, read_schema
 from fedsurrogate.client_app.features.extraction import extract
 from fedsurrogate.client_app.features.site_features import SiteFeatures, load_site
 from fedsurrogate.client_app.node_config import parse_node_config
