@@ -13,8 +13,8 @@ from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.setting_lines import OF_COMPOSE, read_setting_lines
 
-from .disk_errors import told_as
 from .node_config import NodeConfig
+from .own_files import told_as
 
 # Settings that are none of a site: of its connection and log, of containers and jobs.
 OF_CONTAINERS = (

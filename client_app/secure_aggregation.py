@@ -59,7 +59,6 @@ from fedsurrogate.common.wire import surrogate_proto
 from fedsurrogate.common.wire.records import Info
 
 from .datasets.partition import SELECTING
-from .disk_errors import told_as
 from .features.site_features import SiteFeatures
 from .governance.ledger import dataset_id, own_ledger
 from .governance.policy import PUBLIC_KINDS, Policy
@@ -67,6 +66,7 @@ from .governance.work_limits import SiteLimits
 from .methods.job import Job, MethodOutput, SiteRequest, SiteStatistic
 from .node_config import NodeConfig
 from .offline.keys import private_key
+from .own_files import told_as
 
 TRAINING, HELD_OUT = "training", "held-out"
 REMEDY = (

@@ -30,11 +30,11 @@ from fedsurrogate.common.pages.svg import (
 from fedsurrogate.common.run import Run
 
 from ..datasets.partition import share
-from ..disk_errors import told_as
 from ..features.site_features import SiteFeatures, in_simulation, load_site
 from ..governance.ledger import dataset_id
 from ..governance.policy import Policy
 from ..node_config import NodeConfig
+from ..own_files import told_as
 from .release_audit import FEWEST, ReleaseAudit, audit_release
 
 PAGE = (

@@ -102,7 +102,7 @@ def enrol(
     from fedsurrogate.common.security import enrolment
     from fedsurrogate.common.security.documents import in_groups
 
-    from ..disk_errors import told_as
+    from ..own_files import told_as
 
     enrolment.check_site_name(name)
     folder = out or Path(name)

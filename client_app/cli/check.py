@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from fedsurrogate.common.run import Run
 
     from ..audit.release_audit import ReleaseAudit
-    from ..diagnostics.findings import Finding
+    from ..diagnostics.connection_checks import Finding
     from ..diagnostics.site_checks import SiteCollector
     from ..node_config import NodeConfig
 
@@ -248,8 +248,7 @@ def doctor(
     from dataclasses import asdict
     from itertools import chain
 
-    from ..diagnostics.connection_checks import check_link
-    from ..diagnostics.findings import Link
+    from ..diagnostics.connection_checks import Link, check_link
     from ..processes.app_report import check_app
     from ..processes.supervisor import check_data
 

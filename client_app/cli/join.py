@@ -20,7 +20,7 @@ from fedsurrogate.common.errors import BackboneError, ConfigError, DataError, Le
 from .options import KitFolder, MaybeNode, RootCertificates, SiteKey, node_of, one_text
 
 if TYPE_CHECKING:
-    from ..diagnostics.findings import Link
+    from ..diagnostics.connection_checks import Link
     from ..kit import Kit
     from ..node_config import NodeConfig
 
@@ -227,7 +227,7 @@ def installed(kit: Kit) -> list[str]:
     from fedsurrogate.common.files import replace_file
     from fedsurrogate.common.machine import home_folder
 
-    from ..disk_errors import told_as
+    from ..own_files import told_as
 
     name = f"fedsurrogate-{kit.values['SITE']}.service"
     file = (
@@ -286,7 +286,7 @@ def join(
     Waits for a coordinator that is not running yet. Exits with 1 and the reason if this site cannot
     join.
     """
-    from ..diagnostics.findings import Link
+    from ..diagnostics.connection_checks import Link
     from ..processes.own_account import own_folder, own_socket
     from ..processes.supervisor import Supervisor, looked_at, site_commands
 

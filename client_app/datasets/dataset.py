@@ -19,8 +19,8 @@ from fedsurrogate.common.data_report import DataReport
 from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.identity import check_one_truth
 
-from ..disk_errors import told_as
 from ..node_config import NodeConfig
+from ..own_files import told_as
 from .dicom import KEYS, OF_HEADERS, OF_ONE_IMAGE, key_of, read_dicom
 from .feature_files import feature_headers, read_safetensors, read_slides
 from .image_folders import class_folders, find_table, read_imagefolder, table_of

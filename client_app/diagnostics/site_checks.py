@@ -46,7 +46,7 @@ from ..node_config import NodeConfig, is_protected, packages_of
 from ..offline.keys import coordinator_key
 from ..own_files import readable_by_others
 from ..processes.app_report import LEDGER, AppReport
-from .findings import Finding, State
+from .connection_checks import Finding, State
 from .first_look import check_classes, list_data
 
 if TYPE_CHECKING:

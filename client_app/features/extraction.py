@@ -38,7 +38,7 @@ from fedsurrogate.common.privacy.gaussian_mechanism import clip
 
 from ..datasets.images import READER
 from ..datasets.left_out import NoRecordsError, SourceError
-from ..disk_errors import told_as
+from ..own_files import told_as
 from .device_processes import Devices, Part, check_same_size, in_parts, in_processes
 
 if TYPE_CHECKING:

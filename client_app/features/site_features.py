@@ -42,8 +42,8 @@ from ..datasets.image_facts import SIDE, of_pixels
 from ..datasets.left_out import NoRecordsError, SourceError, attempt, described
 from ..datasets.partition import share
 from ..datasets.records import Facts
-from ..disk_errors import told_as
 from ..node_config import NodeConfig, is_protected
+from ..own_files import told_as
 from .extraction import MIB, Features, chunks, extract, written
 
 if TYPE_CHECKING:

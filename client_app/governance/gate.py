@@ -28,8 +28,8 @@ from fedsurrogate.common.wire.records import Info
 
 from ..datasets.dataset import check_class_folders, check_run_classes
 from ..datasets.partition import selection
-from ..disk_errors import told_as
 from ..node_config import NodeConfig
+from ..own_files import told_as
 from .budget import check_budget, closed, runs_left, spent
 from .entries import Charged, Release
 from .ledger import Ledger, budget_of, own_ledger

@@ -35,8 +35,8 @@ from fedsurrogate.common.privacy.accounting import (
 )
 from fedsurrogate.common.security.registrations import Receipt
 
-from ..disk_errors import told_as
 from ..node_config import NodeConfig
+from ..own_files import told_as
 from .budget import Budget, check_budget
 from .entries import Entry, Release, canonical, chained, digest, events_of, non_private_releases
 from .policy import PUBLIC_KINDS, Policy

@@ -30,7 +30,6 @@ from fedsurrogate.common.run import Run
 from ..datasets.dataset import DataSource, read_schema
 from ..datasets.left_out import SourceError, cause_of, described, ends_process
 from ..datasets.partition import check_settings
-from ..disk_errors import told_as
 from ..features.site_features import (
     NO_FEATURES,
     LabelledFeatures,
@@ -40,6 +39,7 @@ from ..features.site_features import (
 )
 from ..methods.job import Job, MethodOutput, SiteRequest
 from ..node_config import NodeConfig, is_protected, packages_of
+from ..own_files import told_as
 from .entries import Release
 from .gate import Gate
 from .ledger import dataset_id

@@ -24,8 +24,8 @@ from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.methods.method import Work
 from fedsurrogate.common.settings import BackboneSettings, Section, Settings
 
-from ..disk_errors import told_as
 from ..node_config import NodeConfig
+from ..own_files import told_as
 
 
 @dataclass(frozen=True)

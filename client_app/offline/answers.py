@@ -30,13 +30,13 @@ from fedsurrogate.common.security.sealing import public_key
 from fedsurrogate.common.wire.records import from_record, pack_bundle, to_record
 
 from ..audit.output import check_attacks
-from ..disk_errors import told_as
 from ..governance.entries import Release
 from ..governance.gate import open_gate
 from ..governance.ledger import Ledger, own_ledger
 from ..governance.release import charge_and_release, prepare
 from ..methods.job import SiteRequest
 from ..node_config import NodeConfig
+from ..own_files import told_as
 from ..requests import LARGEST_MODEL, WORK, answer
 from .keys import coordinator_key, key_name, private_key
 

@@ -24,8 +24,7 @@ from safetensors.torch import save_file
 
 from fedsurrogate.client_app.cli import main as cli
 from fedsurrogate.client_app.cli.approve import approve
-from fedsurrogate.client_app.diagnostics.connection_checks import check_link
-from fedsurrogate.client_app.diagnostics.findings import Finding, Link
+from fedsurrogate.client_app.diagnostics.connection_checks import Finding, Link, check_link
 from fedsurrogate.client_app.diagnostics.site_checks import (
     check_isolation,
     check_site,
