@@ -73,7 +73,7 @@ def planted(fault: str) -> AbstractContextManager[Any]:
             _integers(16),
         ),
         "hardly any noise": (_NOISE, _integers(64**2)),
-        "features not clipped": ("fedsurrogate.client_app.features.cache.clip", _as_they_are),
+        "features not clipped": ("fedsurrogate.client_app.features.extraction.clip", _as_they_are),
         "embeddings not clipped": (f"{_SITE}.dpcvae.training.clip", _as_they_are),
         "gradients not clipped": (f"{_SITE}.dp.record_gradients.clip_factors", _whole),
         "clip forgotten": (f"{_SITE}.dp.record_gradients.clip_factors", _whole),

@@ -10,7 +10,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
-from fedsurrogate.client_app.methods.fedlap import statistics
+from fedsurrogate.client_app.methods.fedlap import approximation
 from fedsurrogate.common.models.loss_landscape import LandscapeRecords, loss
 from fedsurrogate.common.models.parameters import Tensors
 from fedsurrogate.common.models.training_parts import Change
@@ -26,8 +26,8 @@ SETTINGS: dict[str, Any] = {
 def before() -> Iterator[None]:
     """Run FedLAP with the old steps; the old defaults are `SETTINGS`."""
     with (
-        patch.object(statistics, "matching_slope", _slope),
-        patch.object(statistics, "mismatch", _mismatch),
+        patch.object(approximation, "matching_slope", _slope),
+        patch.object(approximation, "mismatch", _mismatch),
     ):
         yield
 

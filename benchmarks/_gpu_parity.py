@@ -26,13 +26,14 @@ from benchmarks import _gpu_limits
 from benchmarks._gpu_rows import Case, LeftOutError, Row, Sizes, parity, relative
 from fedsurrogate.client_app.features.device_processes import CudaTransfers, overlapped
 from fedsurrogate.client_app.methods.dp.record_gradients import clipped_sum, clipped_sums
-from fedsurrogate.client_app.methods.dpcvae.training_steps import CVAETrainer
-from fedsurrogate.client_app.methods.fedlap.image_synthesis import Matching, synthesise
-from fedsurrogate.client_app.methods.fedlap.statistics import (
+from fedsurrogate.client_app.methods.dpcvae.training import CVAETrainer
+from fedsurrogate.client_app.methods.fedlap.approximation import (
     Batches,
+    Matching,
     Search,
     ServerWalk,
     effective_radius,
+    synthesise,
 )
 from fedsurrogate.common.backbones.backbones import frozen_forward
 from fedsurrogate.common.backbones.preprocessing import Preprocessing

@@ -36,16 +36,18 @@ from fedsurrogate.client_app.methods.dp.record_gradients import (
     clipped_sum,
     clipped_sums,
 )
-from fedsurrogate.client_app.methods.dpcvae.training_steps import exact_gradient, private_gradient
-from fedsurrogate.client_app.methods.fedlap.image_synthesis import Matching, Synthesis, synthesise
-from fedsurrogate.client_app.methods.fedlap.statistics import (
+from fedsurrogate.client_app.methods.dpcvae.training import exact_gradient, private_gradient
+from fedsurrogate.client_app.methods.fedlap.approximation import (
     GRADIENT,
     IMAGE_STEP,
     MODEL_STEP,
     Batches,
+    Matching,
     Search,
     ServerWalk,
+    Synthesis,
     effective_radius,
+    synthesise,
 )
 from fedsurrogate.client_app.methods.local_training import train
 from fedsurrogate.common.models.loss_landscape import Descent, gradient

@@ -21,7 +21,7 @@ from benchmarks.harness.options import arguments, settings_of, without_paths
 from benchmarks.harness.plots import axes_of, draw
 from benchmarks.harness.results import report
 from benchmarks.harness.seeds import frontier_row
-from fedsurrogate.client_app.methods.baselines import compare
+from fedsurrogate.client_app.methods.evaluation import compare
 from fedsurrogate.client_app.methods.fedpft.surrogate import make_surrogate
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.models.classifiers import Head
@@ -62,7 +62,7 @@ def federate(run: Run, data: Federation) -> tuple[Head, int]:
 
 def judge(head: Head, run: Run, sites: int) -> dict[str, Any]:
     """The comparison with baselines that a site makes in a simulation."""
-    import fedsurrogate.client_app.methods.baselines as room
+    import fedsurrogate.client_app.methods.evaluation as room
 
     room.in_simulation = lambda: True  # type: ignore[attr-defined]
     return dict(

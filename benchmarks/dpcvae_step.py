@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from benchmarks.harness.options import described
 from benchmarks.harness.results import report
 from benchmarks.harness.timing import in_turn, ratio
-from fedsurrogate.client_app.methods.dpcvae.training_steps import (
+from fedsurrogate.client_app.methods.dpcvae.training import (
     Trainer,
     exact_gradient,
     private_gradient,

@@ -21,7 +21,7 @@ from benchmarks.harness.federation import Federation, load
 from benchmarks.harness.options import arguments, settings_of
 from benchmarks.harness.results import report
 from benchmarks.harness.seeds import mean_and_deviation, over_seeds
-from fedsurrogate.client_app.methods.dpcvae.training_steps import exact_gradient, trainer_of
+from fedsurrogate.client_app.methods.dpcvae.training import exact_gradient, trainer_of
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.models.generators import (
     MEANS,

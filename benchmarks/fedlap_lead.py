@@ -24,7 +24,7 @@ from benchmarks.harness.federation import load_seed, measure
 from benchmarks.harness.options import described
 from benchmarks.harness.results import report, stored
 from benchmarks.harness.seeds import mean_and_deviation
-from fedsurrogate.client_app.methods.fedlap import approximation, statistics
+from fedsurrogate.client_app.methods.fedlap import approximation
 from fedsurrogate.client_app.methods.job import Job
 from fedsurrogate.common.models import loss_landscape
 from fedsurrogate.common.models.loss_landscape import Descent, LandscapeRecords, distance, gradient
@@ -138,7 +138,7 @@ def relative_error() -> AbstractContextManager[Any]:
             synthetic, real, weight / sum(float(r.square().sum()) for r in real), noise
         )
 
-    return patch.object(statistics, "mismatch", mismatch)
+    return patch.object(approximation, "mismatch", mismatch)
 
 
 def falling(power: float) -> AbstractContextManager[Any]:

@@ -145,7 +145,7 @@ import torch
 add("import torch", begun)
 begun = now()
 from fedsurrogate.client_app import clientapp, requests
-from fedsurrogate.client_app.methods import baselines
+from fedsurrogate.client_app.methods import evaluation
 from fedsurrogate.server_app.deployment import local_engine
 add("settings, Flower and own modules", begun)
 timed("metrics and their intervals", baselines, "quality_of")

@@ -14,6 +14,7 @@ from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.setting_lines import OF_COMPOSE, read_setting_lines
 
 from .node_config import NodeConfig
+from .own_files import told_as
 
 # Settings that are none of a site: of its connection and log, of containers and jobs.
 OF_CONTAINERS = (
@@ -115,13 +116,9 @@ def read_kit(folder: Path) -> Kit:
         ConfigError: it has no `.env`, or that has a line which is no setting.
     """
     folder = folder.expanduser().resolve()
-    try:
+    todo = "name the folder into which the site's kit was unpacked"
+    with told_as(ConfigError, f"{folder / '.env'} cannot be read", todo):
         return Kit(folder, read_setting_lines(folder / ".env", KNOWN))
-    except OSError as error:
-        raise ConfigError(
-            f"{folder / '.env'} cannot be read ({error.strerror}); name the folder into which the site's "
-            "kit was unpacked"
-        ) from None
 
 
 def keep(kit: Kit, answers: Mapping[str, str]) -> Kit:

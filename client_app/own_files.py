@@ -1,7 +1,8 @@
 """Files that this software keeps at a site: no other account of the machine may read them.
 
 A program of a site makes them so (`owner_only`). An earlier version let the umask decide; what it
-left is closed when the site next works.
+left is closed when the site next works. And what the operating system says of a file, told as an error
+of this software.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from .node_config import NodeConfig
@@ -73,3 +74,18 @@ def close_to_others(node: NodeConfig) -> None:
     for path in readable_by_others(node):
         with suppress(OSError):
             path.chmod(stat.S_IMODE(path.lstat().st_mode) & ~OTHERS)
+
+
+@contextmanager
+def told_as(kind: type[Exception], what: str, then: str) -> Iterator[None]:
+    """Raise `kind` for an OSError of the block.
+
+    Args:
+        kind: of error.
+        what: failed.
+        then: what follows of it, or is to be done.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{what} ({error.strerror or error}); {then}") from None

@@ -48,7 +48,7 @@ from .features.site_features import (
     site_name,
 )
 from .governance import work_limits
-from .governance.gate import Gate, after, open_gate
+from .governance.gate import Gate, after, check_counting, check_sealed_request, in_clear, open_gate
 from .governance.policy import note_policy
 from .governance.release import (
     charge_and_release,
@@ -58,11 +58,9 @@ from .governance.release import (
     prepare,
     without_records,
 )
-from .governance.sealed_only import check_counting, check_work, in_clear
-from .governance.work_limits import SiteLimits, remove_oldest
-from .methods.baselines import check_comparable, compare
+from .governance.work_limits import SiteLimits, check_size, remove_oldest
 from .methods.chain_step import kept_head
-from .methods.evaluation import own_classifier, received_classifier
+from .methods.evaluation import check_comparable, compare, own_classifier, received_classifier
 from .methods.job import Job, MethodOutput, SiteRequest
 from .model_use.store import keep_received
 from .node_config import (
@@ -190,7 +188,7 @@ def answer(
     note_policy(node, policy)
     if run.settings.site_names and site not in run.settings.site_names:
         raise PolicyError(f"the run asks only {', '.join(run.settings.site_names)}, not this site")
-    check_work(policy, run.settings.fedpft.seal, node.peers, work)
+    check_sealed_request(policy, run.settings.fedpft.seal, node.peers, work)
     check_counting(run.settings.counting, run.settings.secure_aggregation, work)
     # Check form and size before reading the content, and count the request before work that takes
     # time.
@@ -291,7 +289,8 @@ def _identification(request: SiteRequest, gate: Gate) -> Answer:
         gate.check_planned(planned(request))
     site_features = _features(request, gate, is_protected(run.hides_sites, node))
     dimension = site_features.train.features.shape[1]
-    gate.check_size(run.plan.work, dimension, len(run.settings.classes))
+    classes = len(run.settings.classes)
+    check_size(run.plan.work(classes, dimension), gate.policy, dimension, classes)
     reported: Info = {
         "fingerprint": site_features.fingerprint,
         "dimension": dimension,

@@ -66,6 +66,7 @@ from .governance.work_limits import SiteLimits
 from .methods.job import Job, MethodOutput, SiteRequest, SiteStatistic
 from .node_config import NodeConfig
 from .offline.keys import private_key
+from .own_files import told_as
 
 TRAINING, HELD_OUT = "training", "held-out"
 REMEDY = (
@@ -345,14 +346,11 @@ def _locked(node: NodeConfig) -> Iterator[Path]:
     from filelock import FileLock
 
     file = node.state / "sums" / f"{dataset_id(node.data, node.data_dir)}.json"
-    try:
+    what = f"{file}, which names the sites of earlier sums, cannot be read or written"
+    with told_as(StateError, what, IN_STATE_DIR):
         file.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{file}.lock", timeout=60):
             yield file
-    except OSError as error:
-        raise StateError(
-            f"{file}, which names the sites of earlier sums, cannot be read or written ({error})"
-        ) from None
 
 
 def _read(file: Path) -> Fixed | None:
@@ -618,6 +616,7 @@ def _random(count: int) -> NDArray[np.int64]:
 
 
 NAME = re.compile(r"[0-9a-f]{32}")
+IN_STATE_DIR = "see state-dir in the node-config"
 
 
 def sum_name(info: Mapping[str, object]) -> str:
@@ -664,9 +663,7 @@ def create_state(node: NodeConfig, policy: Policy, name: str, state: SumState) -
             raise StateError(
                 f"the secure aggregation {name!r} has begun at this site; it does not begin a second time"
             ) from None
-        raise StateError(
-            f"{file} cannot be written ({error}); see state-dir in the node-config"
-        ) from None
+        raise StateError(f"{file} cannot be written ({error}); {IN_STATE_DIR}") from None
 
 
 def read_state(run: Run, node: NodeConfig, name: str, site: str) -> SumState:
@@ -706,7 +703,6 @@ def write_state(node: NodeConfig, name: str, state: SumState) -> None:
     Raises:
         StateError: if it cannot be written.
     """
-    try:
+    what = "the state of secure aggregation cannot be written"
+    with told_as(StateError, what, IN_STATE_DIR):
         replace_file(state_file(node, name, state.site), surrogate_proto.pack_state(state))
-    except OSError as error:
-        raise StateError(f"the state of secure aggregation cannot be written ({error})") from None

@@ -63,22 +63,13 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "_estimators": ("FederatedClassifier", "FederatedRegressor", "FederatedSurvival"),
-    "common.errors": (
-        "BackboneError",
-        "ConfigError",
-        "DataError",
-        "FedSurrogateError",
-        "PackageError",
-        "RunError",
-        "SealError",
-        "SurrogateError",
-    ),
     "_images": ("features", "labelled_features", "register_backbone"),
     "_model": ("ImageModel", "Model"),
     "_simulation": ("MethodTable", "Result", "methods", "simulate"),
     "_surrogate": ("Surrogate", "epsilon", "fit", "learn", "load", "noise_multiplier", "noisy"),
     "_sweep": ("Sweep", "sweep"),
 }
+# All others are errors.
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
@@ -121,8 +112,8 @@ def __getattr__(name: str) -> Any:
         from fedsurrogate.common.version import own_version
 
         value: Any = own_version()
-    elif name in _HOMES:
-        value = getattr(import_module(f"fedsurrogate.{_HOMES[name]}"), name)
+    elif name in __all__:
+        value = getattr(import_module(f"fedsurrogate.{_HOMES.get(name, 'common.errors')}"), name)
         if isinstance(value, FunctionType):
             from fedsurrogate._inputs import checked
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -269,7 +270,7 @@ def in_own_type(names: Sequence[str], *values: Mapping[str, Any]) -> Any:
     """
     own = {name: value for each in reversed(values) for name, value in each.items()}
     if not set(names) <= own.keys():
-        whole = all(name.lstrip("-").isdecimal() and str(_whole(name)) == name for name in names)
+        whole = all(re.fullmatch("0|-?[1-9][0-9]{0,17}", name) for name in names)
         return np.array([int(name) for name in names]) if whole else np.array(names)
     kinds = {_kind(value) for each in values for value in each.values()}
     if kinds == {"text"} or len(kinds) > 1:
@@ -277,10 +278,6 @@ def in_own_type(names: Sequence[str], *values: Mapping[str, Any]) -> Any:
     if kinds == {"bytes"}:
         return np.array([name.encode() for name in names])
     return np.array([own[name] for name in names])
-
-
-def _whole(name: str) -> int | None:
-    return int(name) if len(name) < 20 else None
 
 
 def _kind(value: Any) -> str:

@@ -138,11 +138,15 @@ class Federation(BaseEstimator):  # type: ignore[misc]
 
     def _scores(self, X: Array) -> Floats:
         """Scores (n, o) of features (n, d), in double precision."""
-        check_is_fitted(self)
-        refuse_times(X, "features")
-        x = validate_data(self, X, accept_sparse=True, dtype=np.float32, reset=False)
+        x = self._checked(X)
         scores: Floats = self.model_.decision_function(x).astype(float)
         return scores
+
+    def _checked(self, X: Array) -> Array:
+        """Features (n, d) of records to predict."""
+        check_is_fitted(self)
+        refuse_times(X, "features")
+        return validate_data(self, X, accept_sparse=True, dtype=np.float32, reset=False)
 
 
 @dataclass(eq=False, repr=False)
@@ -310,10 +314,11 @@ class FederatedRegressor(RegressorMixin, Federation):  # type: ignore[misc]
             FedSurrogateError: for settings that do not agree, names that cannot be used, or a run
                 that fails.
         """
-        checks: dict[str, Any] = {"accept_sparse": "csr", "dtype": np.float32}
         refuse_times(X, "features")
         refuse_times(y, "values of y")
-        X, y = validate_data(self, X, y, **checks, y_numeric=True, ensure_min_samples=2)
+        X, y = validate_data(
+            self, X, y, accept_sparse="csr", dtype=np.float32, y_numeric=True, ensure_min_samples=2
+        )
         if np.iscomplexobj(y):
             raise DataError("y holds complex numbers; give real ones")
         y = np.asarray(y, dtype=np.float64)
@@ -449,8 +454,7 @@ class FederatedSurvival(Federation):
         Raises:
             DataError: for a time beyond.
         """
-        check_is_fitted(self)
-        x = validate_data(self, X, accept_sparse=True, dtype=np.float32, reset=False)
+        x = self._checked(X)
         found = self.model_.answers(x)
         curve = np.stack([v for name, v in found.items() if name.startswith(SURVIVAL)], 1)
         if times is None:
@@ -475,8 +479,7 @@ class FederatedSurvival(Federation):
 
         Source: Harrell et al. 1982; scikit-survival's `concordance_index_censored`.
         """
-        check_is_fitted(self)
-        x = validate_data(self, X, accept_sparse=True, dtype=np.float32, reset=False)
+        x = self._checked(X)
         return float(self.model_.score(x, self._times(x, y)))
 
     def _times(self, X: Array, y: Array) -> Floats:

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 
 from fedsurrogate._arrays import Labels, names_of
 from fedsurrogate._inputs import as_features, feature_names, shown
-from fedsurrogate._targets import Values, values_of
-from fedsurrogate.client_app.datasets.dicom_files import is_dicom_file
-from fedsurrogate.client_app.datasets.dicom_pixels import open_single
+from fedsurrogate._targets import values_of
+from fedsurrogate.client_app.datasets.dicom_files import is_dicom_file, open_single
 from fedsurrogate.client_app.datasets.images import as_rgb, open_rgb
 from fedsurrogate.client_app.datasets.left_out import described, ends_process, printable
 from fedsurrogate.common.backbones.backbones import Backbone, load_backbone
@@ -64,7 +63,7 @@ def is_labelled(item: Any) -> bool:
         isinstance(item, tuple | list)
         and len(item) == 2
         and _is_label(item[1])
-        and not _is_number(item[0])
+        and not isinstance(item[0], int | float | np.number)
     )
 
 
@@ -79,10 +78,6 @@ def _items(data: Images) -> Iterable[Any]:
     if isinstance(data, Mapping) or not isinstance(data, Iterable):
         raise DataError(f"{type(data).__name__} is no data set; it needs __len__ and __getitem__")
     return data
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float | np.number)
 
 
 def _is_label(value: Any) -> bool:
@@ -220,7 +215,7 @@ def tensor_of(value: Any, number: int) -> Tensor:
 
 _own: dict[str, OwnModule] = {}
 NamedRecords = tuple[Tensor, Labels]
-ValuedRecords = tuple[Tensor, Values]
+ValuedRecords = tuple[Tensor, Tensor]
 Take = Callable[[Any, int], Tensor]
 # What a record becomes, and what a batch of these becomes.
 Parts = tuple[Take, Callable[[Tensor], Tensor]]

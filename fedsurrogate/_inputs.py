@@ -219,8 +219,7 @@ def flat_settings(method: str, given: Mapping[str, Any]) -> dict[str, Scalar]:
         >>> flat_settings("fedpft", {"rank": 8, "head__epochs": 5})
         {'method': 'fedpft', 'fedpft.rank': 8, 'head.epochs': 5}
     """
-    # A method of another type is named as it is in the error.
-    known, description = set(known_keys(Settings)), method_named(_hashable(method))
+    known, description = set(known_keys(Settings)), method_named(str(method))
     # What a method does not read would have no effect.
     sections = dict.fromkeys((method, description.shown, *description.reads, "head"))
     flat: dict[str, Scalar] = {"method": method}
@@ -233,10 +232,6 @@ def flat_settings(method: str, given: Mapping[str, Any]) -> dict[str, Scalar]:
         chosen = next((choice for choice in choices if choice in known), key)
         flat[chosen] = ",".join(class_names(value)) if key == "classes" else _scalar(name, value)
     return flat
-
-
-def _hashable(method: object) -> str:
-    return method if isinstance(method, str) else str(method)
 
 
 def _scalar(name: str, value: Any) -> Scalar:

@@ -189,8 +189,9 @@ class Model:
 
 
 class ImageModel(Model):
-    """A model of a signed file. It knows its backbone, so it takes images as well as features (n,
-    d).
+    """A model of a signed file. It knows its backbone, so wherever a model takes features (n, d), it
+    takes images as well, as in `fedsurrogate.features`. Raises BackboneError for a backbone other
+    than the model's, and DataError for images that cannot be read.
 
     Args:
         model: that was read from the file.
@@ -210,52 +211,6 @@ class ImageModel(Model):
         self._place = weights_path, device
         self._backbone: Backbone | None = None
 
-    def predict(self, images: Images) -> Any:
-        """Class of each image, or of each row of features.
-
-        Args:
-            images: as in `fedsurrogate.features`, or features (n, d).
-
-        Returns:
-            Classes (n,) in their own type, see `classes_`.
-
-        Raises:
-            BackboneError: for a backbone other than the model's.
-            DataError: for images that cannot be read.
-        """
-        return super().predict(self._prepared(images))
-
-    def predict_proba(self, images: Images) -> Any:
-        """Probabilities of the classes.
-
-        Args:
-            images: as in `fedsurrogate.features`, or features (n, d).
-
-        Returns:
-            Probabilities (n, C); each row sums to one.
-        """
-        return super().predict_proba(self._prepared(images))
-
-    def decision_function(self, images: Images) -> Any:
-        """Scores before they become probabilities.
-
-        Args:
-            images: as in `fedsurrogate.features`, or features (n, d).
-
-        Returns:
-            Scores (n, C), also for two classes.
-        """
-        return super().decision_function(self._prepared(images))
-
-    def score(self, images: Images, labels: Array) -> float:
-        """Share of images whose class is predicted correctly.
-
-        Args:
-            images: as in `fedsurrogate.features`, or features (n, d).
-            labels: class names or numbers, (n,).
-        """
-        return super().score(self._prepared(images), labels)
-
     def outlier_scores(self, images: Images) -> Any:
         """Mahalanobis and relative Mahalanobis distances of images.
 
@@ -265,8 +220,11 @@ class ImageModel(Model):
         Returns:
             Both distances (n, 2); None if the model has no Gaussians.
         """
-        scores = self.signed.scores(self._features(self._prepared(images)))
+        scores = self.signed.scores(self._features(images))
         return None if scores is None else torch.stack(scores, 1).numpy()
+
+    def _features(self, features: Array) -> Tensor:
+        return super()._features(self._prepared(features))
 
     def _prepared(self, images: Images) -> Array:
         """Features (n, d), before the power; those that are given as they are. Raises BackboneError

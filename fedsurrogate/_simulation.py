@@ -318,24 +318,22 @@ def gather(
     if backbone is not None:
         flat["backbone"] = OWN_BACKBONE if is_own(backbone) else str(backbone)
     _check_sites(sites)
-    if isinstance(sites, int) and sites < 1:
-        raise ConfigError(f"sites = {sites}; a simulation needs at least one")
     if isinstance(sites, int) and (data is None or isinstance(data, str)):
         if test is not None:
             raise ConfigError(
                 "test is for data of your own; the data that settings name have their own test "
                 "records"
             )
+        if data is not None:
+            flat["data"] = data
         if not is_own(backbone):
-            return Simulation(sites, flat=flat | ({} if data is None else {"data": data}))
+            return Simulation(sites, flat=flat)
         if not isinstance(backbone, str) or not backbone.startswith("python:"):
             raise ConfigError(
                 "sites that read files make the backbone themselves; give it as "
                 "'python:package.module:function', or give the images as data"
             )
-        return Simulation(
-            sites, flat=flat | ({} if data is None else {"data": data}), own={"backbone": backbone}
-        )
+        return Simulation(sites, flat=flat, own={"backbone": backbone})
     if data is not None and not isinstance(sites, int):
         raise ConfigError(
             "sites and data both hold records; give a number of sites with data, or the sites alone"
@@ -357,8 +355,10 @@ def gather(
 
 
 def _check_sites(sites: object) -> None:
-    """Raise ConfigError unless sites are a number or a list."""
-    if is_whole(sites):
+    """Raise ConfigError unless sites are a number of at least one, or a list."""
+    if isinstance(sites, int) and is_whole(sites):
+        if sites < 1:
+            raise ConfigError(f"sites = {sites}; a simulation needs at least one")
         return
     if not isinstance(sites, list | tuple):
         raise ConfigError(
@@ -483,7 +483,7 @@ def _write(
         else:
             content |= {
                 column: values[rows].contiguous()
-                for column, values in zip(columns, given.values.T, strict=True)
+                for column, values in zip(columns, given.T, strict=True)
             }
         if federation.bags is not None:
             content[COLUMN] = bags[at][rows]

@@ -177,7 +177,7 @@ def fit(
         known = None
     else:
         x = as_features(features)
-        known = values_of(labels, len(x), config.target).values
+        known = values_of(labels, len(x), config.target)
         y, names = torch.zeros(len(x), dtype=torch.int64), config.target.rows
     x = raised(x, config.power)
     units = None if patients is None else tuple(names_of(patients, len(x), "patient").names)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -33,17 +32,6 @@ Floats = NDArray[np.float64]
 DECIDING = ("epsilon", "delta", "secure_aggregation", "colluding")
 # Times that all lie so many horizons away are of another unit, such as nanoseconds.
 FARTHEST = 1000
-
-
-@dataclass(frozen=True)
-class Values:
-    """Values of a target.
-
-    Attributes:
-        values: of each record, (n, k), float64; NaN where missing.
-    """
-
-    values: Tensor
 
 
 def target_in(settings: Mapping[str, Any]) -> Target | None:
@@ -95,8 +83,8 @@ def sent_at_once(settings: Mapping[str, Any]) -> dict[str, Any]:
     return dict(settings) if kind is None else {**kind.once, **settings}
 
 
-def values_of(targets: Any, count: int, target: Target) -> Values:
-    """The values of records, checked.
+def values_of(targets: Any, count: int, target: Target) -> Tensor:
+    """The values of records, (n, k), float64, checked; NaN where missing.
 
     Args:
         targets: (n,), (n, k), or for times a structured array of time and event, as scikit-survival
@@ -120,7 +108,7 @@ def values_of(targets: Any, count: int, target: Target) -> Values:
             f"times of y begin at {least:.3g}, and the horizon is {horizon:g}: they are of another unit; "
             "give durations as numbers of the horizon's, such as durations / numpy.timedelta64(1, 'D')"
         )
-    return Values(checked(values, target, "y", LeftOut()))
+    return checked(values, target, "y", LeftOut())
 
 
 def table_of(targets: Any, columns: Sequence[str] = ()) -> Floats:

@@ -44,7 +44,7 @@ CACHE = tempfile.TemporaryDirectory(prefix="features-")
 FAST: dict[str, Any] = {"head.min-steps": 20, "head.epochs": 1}
 POLL = "fedsurrogate.strategies.base.collection.POLL_SECONDS"
 DRAWN = "fedsurrogate.server_app.serverapp.write_report"
-JUDGED = "fedsurrogate.client_app.methods.baselines.quality_of"
+JUDGED = "fedsurrogate.client_app.methods.evaluation.quality_of"
 # Part of paths that must not leave a site.
 SECRET = "geheim7f3a"
 

@@ -24,7 +24,7 @@ from benchmarks.harness.federation import Federation, federate, learn, load_seed
 from benchmarks.harness.options import described
 from benchmarks.harness.results import report
 from benchmarks.harness.seeds import mean_and_deviation, over_seeds
-from fedsurrogate.client_app.methods.fedlap.statistics import matching_slope
+from fedsurrogate.client_app.methods.fedlap.approximation import matching_slope
 from fedsurrogate.common.models.loss_landscape import LandscapeRecords, gradient, mismatch
 from fedsurrogate.common.models.networks import fresh, parameters_of, split_input
 from fedsurrogate.common.run import parse_run

@@ -24,7 +24,7 @@ from ..governance.policy import Policy, policy_of
 from ..governance.release import DISCLOSURES
 from ..node_config import NodeConfig
 from ..offline.keys import coordinator_key
-from ..offline.run_check import RunCheck, check_run
+from ..offline.run_check import check_run
 from .release_audit import FEWEST, ReleaseAudit, audit_release
 
 PARTS = {
@@ -117,7 +117,7 @@ def disclose(run: Run, node: NodeConfig, seconds: float = 0.0) -> tuple[Part, Pa
     return content, facts, page
 
 
-def sheet(run: Run, node: NodeConfig, made: RunCheck, audit: ReleaseAudit) -> Part:
+def sheet(run: Run, node: NodeConfig, made: Part, audit: ReleaseAudit) -> Part:
     """The content of a sheet: five parts, each with facts by name.
 
     Args:
@@ -136,7 +136,7 @@ def sheet(run: Run, node: NodeConfig, made: RunCheck, audit: ReleaseAudit) -> Pa
         "data": _data(
             node.data or run.settings.data,
             run.settings.backbone,
-            made.facts,
+            made,
             run.settings.features.bag,
         ),
         "settings": _settings(
@@ -199,33 +199,31 @@ def _data(kind: str, backbone: str, facts: Part, bag: Bag) -> Part:
     }
 
 
+# Limits of the policy that a sheet shows.
+LIMITS = (
+    "methods",
+    "mechanisms",
+    "epsilon_per_run",
+    "epsilon_total",
+    "delta",
+    "without_dp",
+    "smallest_class",
+    "largest_payload_mib",
+)
+
+
 def _settings(secure_aggregation: bool, sealed: bool, policy: Policy) -> Part:
-    names = (
-        "methods",
-        "mechanisms",
-        "epsilon_per_run",
-        "epsilon_total",
-        "delta",
-        "without_dp",
-        "smallest_class",
-    )
-    limits = {
-        f"policy: {name.replace('_', '-')}": getattr(policy, name)
-        for name in (*names, "largest_payload_mib")
-    }
+    limits = policy.model_dump(mode="json")
     return {
         "the coordinator sees": "the sum of all sites only"
         if secure_aggregation
         else "this site's release by itself",
         "sealed for other sites": sealed,
-        **{
-            key: list(value) if isinstance(value, tuple) else value for key, value in limits.items()
-        },
-    }
+    } | {f"policy: {name.replace('_', '-')}": limits[name] for name in LIMITS}
 
 
-def _outputs(sends: Sequence[Field], node: NodeConfig, made: RunCheck, audit: ReleaseAudit) -> Part:
-    facts, ledger = made.facts, own_ledger(node)
+def _outputs(sends: Sequence[Field], node: NodeConfig, facts: Part, audit: ReleaseAudit) -> Part:
+    ledger = own_ledger(node)
     entries = ledger.entries() if ledger is not None else []
     shown = ("auc", "low", "high", "rate_at_one_percent", "rate_at_one_in_thousand")
     claim = {
@@ -262,5 +260,5 @@ def _outputs(sends: Sequence[Field], node: NodeConfig, made: RunCheck, audit: Re
             "epsilon spent": facts.get("epsilon_after"),
             "epsilon total": facts["epsilon_total"],
         },
-        "the gate": made.refusal or "would let it out",
+        "the gate": facts["refusal"] or "would let it out",
     }

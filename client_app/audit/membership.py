@@ -48,21 +48,11 @@ class Guesses:
         canaries: number of all canaries that were tossed for.
         guessed: number of answers given.
         right: number of answers that are true.
-
-    Raises:
-        ConfigError: unless 0 <= right <= guessed <= canaries.
     """
 
     canaries: int
     guessed: int
     right: int
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.right <= self.guessed <= self.canaries:
-            raise ConfigError(
-                f"{self.right} right of {self.guessed} guesses for {self.canaries} canaries is "
-                "impossible"
-            )
 
 
 def guess(scores: Tensor, included: Tensor, count: int) -> Guesses:
@@ -269,25 +259,15 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Trials:
-    """K releases, each from its own half of n records.
+    """K releases, four or more, each from its own half of n records.
 
     Attributes:
         scores: (K, n), of each record under each release, larger for members.
         members: (K, n), whether the release was made with the record.
-
-    Raises:
-        ConfigError: for fewer than four releases, or two shapes.
     """
 
     scores: Matrix
     members: Mask
-
-    def __post_init__(self) -> None:
-        if len(self.scores) < 4 or self.scores.shape != self.members.shape:
-            raise ConfigError(
-                f"{len(self.scores)} trials of shape {self.scores.shape}: an attack needs four of "
-                "one shape"
-            )
 
 
 @dataclass(frozen=True)

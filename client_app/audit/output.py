@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from filelock import FileLock
 
@@ -34,10 +34,8 @@ from ..features.site_features import SiteFeatures, in_simulation, load_site
 from ..governance.ledger import dataset_id
 from ..governance.policy import Policy
 from ..node_config import NodeConfig
+from ..own_files import told_as
 from .release_audit import FEWEST, ReleaseAudit, audit_release
-
-if TYPE_CHECKING:
-    from .release_audit import ReleaseAudit
 
 PAGE = (
     page_head("Audit · {{ a.method }}")
@@ -126,6 +124,7 @@ def _draw(figure: Any, audit: ReleaseAudit) -> None:
 
 
 SECRET_BYTES = 32
+NEEDED = "limits on attacks need it; see state-dir"
 
 
 def write_audit(
@@ -274,7 +273,7 @@ def _same_records(
     file = (
         node.state / "audited" / f"{dataset_id(node.data, node.data_dir)}-{site_features.key[:32]}"
     )
-    try:
+    with told_as(PolicyError, f"{str(file)!r} cannot be used", NEEDED):
         file.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{file}.lock", timeout=60):
             if not file.exists():
@@ -286,10 +285,6 @@ def _same_records(
                     "show these; "
                     f"remove {str(file)!r} to allow it"
                 )
-    except OSError as error:
-        raise PolicyError(
-            f"{str(file)!r} cannot be used ({error}), and limits on attacks need it; see state-dir"
-        ) from None
 
 
 def _seed(node: NodeConfig) -> int:
@@ -299,12 +294,8 @@ def _seed(node: NodeConfig) -> int:
     request until it passes.
     """
     file = node.state / "audit.key"
-    try:
+    with told_as(PolicyError, f"{str(file)!r} cannot be used", NEEDED):
         secret = kept_secret(file, SECRET_BYTES)
-    except OSError as error:
-        raise PolicyError(
-            f"{str(file)!r} cannot be used ({error}), and limits on attacks need it; see state-dir"
-        ) from None
     if len(secret) != SECRET_BYTES:
         raise PolicyError(f"{str(file)!r} is damaged, and limits on attacks need it; remove it")
     return int.from_bytes(secret)

@@ -4,7 +4,6 @@ site decides or looks up.
 
 from __future__ import annotations
 
-import json
 import shlex
 from pathlib import Path
 from typing import Annotated, Literal
@@ -13,7 +12,15 @@ import typer
 
 from fedsurrogate.common.command_line import Json, console
 
-from .options import LISTS_ALL, ConfirmPolicy, MaybeNode, Node, complete_node_keys, node_of
+from .options import (
+    LISTS_ALL,
+    ConfirmPolicy,
+    MaybeNode,
+    Node,
+    complete_node_keys,
+    node_of,
+    print_json,
+)
 
 
 def approve(
@@ -54,13 +61,11 @@ def approve(
     privacy = f"epsilon {own.epsilon:g}, delta {own.delta:g}" if own.epsilon else "no privacy"
     console.print(
         f"{decision.answer} by {for_terminal(officer)}: {own.method}, {privacy}, until "
-        f"{proposal.expires}\n{for_rows('purpose   ', proposal.purpose, console.width)}",
-        soft_wrap=True,
-        markup=False,
+        f"{proposal.expires}\n{for_rows('purpose   ', proposal.purpose, console.width)}"
     )
     # How many records there are is known where they are: `site check` and `site.log` say it.
     for warning in budget_warnings(own.epsilon, own.delta):
-        console.print(f"warning: {warning}", soft_wrap=True)
+        console.print(f"warning: {warning}")
 
 
 def enrol(
@@ -97,29 +102,28 @@ def enrol(
     from fedsurrogate.common.security import enrolment
     from fedsurrogate.common.security.documents import in_groups
 
+    from ..own_files import told_as
+
     enrolment.check_site_name(name)
     folder = out or Path(name)
     credentials, request = folder / "certificates", folder / f"{name}.csr"
-    try:
+    with told_as(ConfigError, f"{folder} cannot be written", "give another with --out"):
         enrolment.new_node_key(credentials, name)
         key = enrolment.read_node_key(credentials / enrolment.KEY)
         content = enrolment.new_request(name, hospital, contact, key)
         replace_file(request, content, mode=enrolment.READABLE)
-    except OSError as error:
-        raise ConfigError(f"{folder} cannot be written ({error.strerror})") from None
     lines = {
         credentials / enrolment.KEY: "stays here; make a copy of it, and show it to no one",
         credentials / enrolment.PUBLIC: "its public half",
         request: "for the coordinator; it holds no secret",
     }
     for file, words in lines.items():
-        console.print(f"  {file}: {words}", soft_wrap=True, markup=False)
+        console.print(f"  {file}: {words}")
     console.print(
         f"fingerprint  {in_groups(enrolment.read_request(content).fingerprint())}\n"
         "read it out when the coordinator calls; then unpack the kit next to this folder:\n"
         f"  tar xzf {name}.tar.gz           the first time; then: site join {shlex.quote(str(folder))}\n"
-        f"  tar xzf {name}.tar.gz {name}/certificates    to renew: settings and policy stay as they are",
-        soft_wrap=True,
+        f"  tar xzf {name}.tar.gz {name}/certificates    to renew: settings and policy stay as they are"
     )
 
 
@@ -147,7 +151,7 @@ def settings(
     rows = model_descriptions(NodeConfig, key, LISTS_ALL)
     if as_json:
         shown = [{k: v for k, v in asdict(row).items() if k != "methods"} for row in rows]
-        typer.echo(json.dumps(shown, indent=2))
+        print_json(shown)
         return
     for table in setting_tables(rows, key):
         console.print(table)
@@ -178,9 +182,8 @@ def policy(
     if node is not None and node.policy:
         file = Path(node.policy)
     found = load_policy(str(file)) if file else DEFAULT
-    values = found.model_dump(by_alias=True)
     if as_json:
-        print(json.dumps(values, indent=2))
+        print_json(found.model_dump(by_alias=True))
         if node is not None:
             confirm_looser(node, yes)
         return
@@ -193,9 +196,9 @@ def policy(
         table.add_row(name.replace("_", "-"), Text(shown(value), style=own), meaning)
     console.print(table)
     if found.irrevocable:
-        console.print(f"cannot be taken back: {found.irrevocable}", style="yellow", soft_wrap=True)
+        console.print(f"cannot be taken back: {found.irrevocable}", style="yellow")
     if file:
-        console.print(f"{file} is fine", style="green", soft_wrap=True)
+        console.print(f"{file} is fine", style="green")
     else:
         console.print("these values hold at a site without a policy file")
     if node is not None:
@@ -228,6 +231,4 @@ def forget(
     if not yes:
         raise typer.Abort
     kept = forget_sums(node_of(node_config))
-    console.print(
-        f"forgotten; the record is kept in {kept}" if kept else "nothing to forget", soft_wrap=True
-    )
+    console.print(f"forgotten; the record is kept in {kept}" if kept else "nothing to forget")

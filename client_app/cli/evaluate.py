@@ -4,18 +4,16 @@ Nothing leaves.
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from fedsurrogate.common.command_line import Json, console
 from fedsurrogate.common.errors import StateError
 
-from .options import MaybeNode, node_of
+from .options import MaybeNode, node_of, print_json
 from .predict import ModelArgument, OodScore
 
 if TYPE_CHECKING:
@@ -59,11 +57,15 @@ def adapt(
         if not file.is_file():
             raise StateError(f"this site has no version of its own of {signed.manifest.name}")
         file.unlink()
-        console.print(f"removed {file}; the shared model is in use", soft_wrap=True)
+        console.print(f"removed {file}; the shared model is in use")
         return
-    kind: Any = "" if data is None else data.value
     source = Source(
-        data_dir, kind, label_column, patient_column, known_only=True, simulated=named.simulated
+        data_dir,
+        data or "",
+        label_column,
+        patient_column,
+        known_only=True,
+        simulated=named.simulated,
     )
     named.check_records(data_dir)
     held = held_out(signed, node, source, "train")
@@ -77,20 +79,13 @@ def adapt(
             "reason": adaptation.reason,
             "share": float(adaptation.own is not None),
             "stored": stored and str(stored),
+            "judged": [asdict(each) for each in adaptation.judged],
+            "records": len(held.labels),
         }
-        print(
-            json.dumps(
-                facts
-                | {
-                    "judged": [asdict(each) for each in adaptation.judged],
-                    "records": len(held.labels),
-                },
-                indent=2,
-            )
-        )
+        print_json(facts)
         return
     if named.note:
-        console.print(named.note, style="dim", soft_wrap=True)
+        console.print(named.note, style="dim")
     from rich.table import Table
 
     of_numbers = facts_of(target_of_model(signed.classifier)).get("name") == "regression"
@@ -106,27 +101,16 @@ def adapt(
         right = "" if each.accuracy is None else f"{each.accuracy:.1%}"
         table.add_row(each.name, right, f"{each.gain:+.3f}", limits)
     console.print(table)
-    console.print(f"chosen: {adaptation.chosen}; {adaptation.reason}", soft_wrap=True)
+    console.print(f"chosen: {adaptation.chosen}; {adaptation.reason}")
     if stored is not None:
-        console.print(
-            f"in use at this site: {stored}; `site adapt --remove` goes back", soft_wrap=True
-        )
+        console.print(f"in use at this site: {stored}; `site adapt --remove` goes back")
     elif adaptation.own is not None:
-        console.print("give --store to use it at this site", soft_wrap=True)
-
-
-class Labelled(StrEnum):
-    """Kind of labelled data."""
-
-    imagefolder = "imagefolder"
-    dicom = "dicom"
-    parquet = "parquet"
-    safetensors = "safetensors"
-    slides = "slides"
+        console.print("give --store to use it at this site")
 
 
 LabelledKind = Annotated[
-    Labelled | None, typer.Option(help="Kind of --data-dir; else as in the node-config.")
+    Literal["imagefolder", "dicom", "parquet", "safetensors", "slides"] | None,
+    typer.Option(help="Kind of --data-dir; else as in the node-config."),
 ]
 LabelColumn = Annotated[str, typer.Option(help="Column of the class in a table of --data-dir.")]
 PatientColumn = Annotated[str, typer.Option(help="Column of the patient ID in that table.")]
@@ -225,11 +209,10 @@ def evaluate(
     Example: site evaluate --out evaluation --by scanner,sex
     """
     from ..model_use.adaptation import adapted_classifier
-    from ..model_use.calibration import own_gaussians, read_calibration, store_calibration
+    from ..model_use.calibration import Wish, own_gaussians, read_calibration, store_calibration
     from ..model_use.evaluation import evaluate as judge
     from ..model_use.held_out import Source, held_out
     from ..model_use.store import opened
-    from ..model_use.thresholds import Wish
 
     named = opened(model, node_of(node_config) if node_config else None)
     signed, node = named.model, named.site()
@@ -238,8 +221,7 @@ def evaluate(
         positive=positive or None, threshold=threshold, note=note
     )
     calibration = calibration.checked(tuple(signed.manifest.classes))
-    by_score: Any = score and score.value
-    wished = Wish(temperature, sensitivity, specificity, prevalence, abstain, by_score)
+    wished = Wish(temperature, sensitivity, specificity, prevalence, abstain, score)
     of_classes = {
         "--temperature": temperature,
         "--abstain": abstain,
@@ -250,10 +232,9 @@ def evaluate(
     }
     wished.check(signed.classifier, of_classes)
     columns = tuple(name.strip() for name in by.split(",") if name.strip())
-    kind: Any = "" if data is None else data.value
     source = Source(
         data_dir,
-        kind,
+        data or "",
         label_column,
         patient_column,
         columns,
@@ -275,26 +256,25 @@ def evaluate(
         return
     if as_json:
         shown = {"page": str(page), "stored": stored and str(stored)} | evaluation.content
-        print(json.dumps(shown, indent=2))
+        print_json(shown)
         return
     if named.note:
-        console.print(named.note, style="dim", soft_wrap=True)
+        console.print(named.note, style="dim")
     console.print(_table(report, held.where))
     if report.left_out:
         text = f"no record: {', '.join(report.left_out)}; undefined, and in no average"
-        console.print(text, style="yellow", soft_wrap=True)
+        console.print(text, style="yellow")
     if promise := evaluation.content["promise"]:
         text = (
             f"{promise['verdict']}: of these records {promise['error']:.1%} are wrong, of points drawn from what "
             f"all sites sent {promise['promised']:.1%}"
         )
-        console.print(text, style=None if promise["kept"] else "yellow", soft_wrap=True)
+        console.print(text, style=None if promise["kept"] else "yellow")
     if evaluation.calibration.note:
         console.print(
-            f"decision: {evaluation.calibration.note}" + ("" if store else "; --store keeps it"),
-            soft_wrap=True,
+            f"decision: {evaluation.calibration.note}" + ("" if store else "; --store keeps it")
         )
-    console.print(str(page), soft_wrap=True)
+    console.print(str(page))
 
 
 def _table(report: Report, where: str) -> Table:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +9,8 @@ from typing import Annotated
 import typer
 
 from fedsurrogate.common.command_line import Json, console
+
+from .options import print_json
 
 
 def fetch(
@@ -65,19 +66,18 @@ def fetch(
         stopped = error
     found = pacs.counts(studies, table) | {"table": str(out / pacs.FETCHED / pacs.TABLE)}
     if as_json:
-        print(json.dumps(found, indent=2))
+        print_json(found)
     else:
         console.print(
             f"{found['studies']} studies match: {found['copied']} copied now ({found['images']} images), "
-            f"{found['earlier']} copied earlier",
-            soft_wrap=True,
+            f"{found['earlier']} copied earlier"
         )
         left = {f"refused: {why}": count for why, count in found["refused"].items()}
         for key in ("not looked at", "labels without a study"):
             left[key] = found[key]
         for text, count in left.items():
             if count:
-                console.print(f"{count} {text}", style="yellow", soft_wrap=True, markup=False)
-        console.print(found["table"], soft_wrap=True)
+                console.print(f"{count} {text}", style="yellow")
+        console.print(found["table"])
     if stopped is not None:
         raise stopped

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,7 +16,7 @@ from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.escapes import csv_text
 from fedsurrogate.common.files import replace_file
 
-from .options import MaybeNode, Node, node_of
+from .options import MaybeNode, Node, check_writable, node_of, print_json
 
 if TYPE_CHECKING:
     from fedsurrogate.common.models.classifiers import Head
@@ -70,7 +70,7 @@ def synthesize(
         raise ConfigError(
             "give either --per-class, the number for every class, or --total, the number in all"
         )
-    _check_writable(out)
+    check_writable(out)
     file = _generator_file(run, node_config)
     generator, manifest = read_generator(file), read_manifest(file)
     classes = generator.header.classes
@@ -84,17 +84,12 @@ def synthesize(
     kept = {key: value for key, value in manifest.items() if key != "settings"}
     write_synthetic_set(out, generator, labels, seed, kept)
     if as_json:
-        print(
-            json.dumps(
-                {"file": str(out), "records": len(labels), "dimension": generator.dimension} | kept,
-                indent=2,
-            )
-        )
+        facts = {"file": str(out), "records": len(labels), "dimension": generator.dimension}
+        print_json(facts | kept)
         return
     console.print(
         f"{len(labels)} embeddings of dimension {generator.dimension}, {len(classes)} classes: "
-        f"{out}",
-        soft_wrap=True,
+        f"{out}"
     )
     privacy = manifest["privacy"]
     if privacy is None:
@@ -106,7 +101,7 @@ def synthesize(
             f"epsilon {privacy['epsilon']:.4g}, delta {privacy['delta']:g}, to "
             f"{privacy['relation']}"
         )
-        console.print(budget, soft_wrap=True)
+        console.print(budget)
 
 
 @generator_app.command()
@@ -135,9 +130,9 @@ def classify(
 
     from fedsurrogate.common.surrogates.surrogates import Header
 
-    from ..methods.dpcvae.downstream import SOURCES, LabelledEmbeddings, grouped, head_on, mix
+    from ..methods.dpcvae.downstream import LabelledEmbeddings, grouped, head_on, mix
 
-    _check_writable(out)
+    check_writable(out)
     run = run_config_of(run_config)
     synthetic, site_features = _opened(file, run, node_config)
     names, group = grouped(groups, synthetic.classes) if groups else (synthetic.classes, None)
@@ -158,17 +153,9 @@ def classify(
     scores = mixture.scores(test)
     if out is not None:
         _write_heads(out, {"local": mixture.local, "synthetic": shared}, mixture.share)
-    numbers = {
-        name: {"accuracy": scores[name].accuracy, "balanced": scores[name].balanced}
-        for name in SOURCES
-    }
     if as_json:
-        facts_: dict[str, Any] = {
-            "classes": list(names),
-            "share": mixture.share,
-            "tested": len(test.labels),
-        }
-        print(json.dumps(facts_ | {"scores": numbers}, indent=2))
+        facts = {"classes": names, "share": mixture.share, "tested": len(test.labels)}
+        print_json(facts | {"scores": scores})
         return
     table = Table(
         "head of",
@@ -181,7 +168,7 @@ def classify(
         "synthetic": "synthetic embeddings",
         "mixed": f"both, {mixture.share:.0%} own",
     }
-    for name, each in numbers.items():
+    for name, each in scores.items():
         table.add_row(own_name[name], f"{each['accuracy']:.1%}", f"{each['balanced']:.1%}")
     console.print(table)
 
@@ -220,7 +207,7 @@ def ood(
         site_records,
     )
 
-    _check_writable(out)
+    check_writable(out)
     run = run_config_of(run_config)
     synthetic, site_features = _opened(file, run, node_config)
     own, made = (
@@ -269,12 +256,8 @@ def ood(
         replace_file(out, csv_text([["class", *scores], *cells]))
     medians = {name: float(score.median()) for name, score in scores.items()}
     if as_json:
-        print(
-            json.dumps(
-                {"tested": len(labels), "unknown": hidden, "median": medians, "area": areas},
-                indent=2,
-            )
-        )
+        facts = {"tested": len(labels), "unknown": hidden, "median": medians, "area": areas}
+        print_json(facts)
         return
     table = Table(
         "against", "median score", "finds the unknown (AUROC)", title=f"{len(labels)} test records"
@@ -282,14 +265,6 @@ def ood(
     for name, median in medians.items():
         table.add_row(name, f"{median:.4g}", f"{areas[name]:.3f}" if name in areas else "")
     console.print(table)
-
-
-def _check_writable(out: Path | None) -> None:
-    """Raise ConfigError, before any work, for an output file whose folder does not exist."""
-    if out is not None and not out.expanduser().absolute().parent.is_dir():
-        raise ConfigError(
-            f"--out {str(out)!r}: there is no folder {str(out.parent)!r}; create it first"
-        )
 
 
 def _write_heads(out: Path, heads: Mapping[str, Head], share: float) -> None:

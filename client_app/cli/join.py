@@ -17,10 +17,10 @@ import typer
 from fedsurrogate.common.command_line import console
 from fedsurrogate.common.errors import BackboneError, ConfigError, DataError, LedgerError
 
-from .options import KitFolder, MaybeNode, node_of, one_text
+from .options import KitFolder, MaybeNode, RootCertificates, SiteKey, node_of, one_text
 
 if TYPE_CHECKING:
-    from ..diagnostics.findings import Link
+    from ..diagnostics.connection_checks import Link
     from ..kit import Kit
     from ..node_config import NodeConfig
 
@@ -95,7 +95,7 @@ def prepare(folder: Path, yes: bool) -> Kit:
                 f"{shlex.quote(str(kit.folder))}` in a terminal, or with --yes"
             )
         open_ledger(node)
-        console.print(f"opened {ledger.path}; keep it and {node.check_log}", soft_wrap=True)
+        console.print(f"opened {ledger.path}; keep it and {node.check_log}")
     return kit
 
 
@@ -111,7 +111,7 @@ def _ask(kit: Kit) -> Kit:
     policy = load_policy(str(kit.policy))
     console.print("Your answers go into .env and policy/policy.toml, where you can change them.")
     while not (data := Path(typer.prompt("Folder of the data")).expanduser().absolute()).is_dir():
-        console.print(f"{data} is no folder on this machine", soft_wrap=True)
+        console.print(f"{data} is no folder on this machine")
     kinds = [kind for kind in get_args(DataKind) if kind != "digits"]
     while (
         kind := typer.prompt(f"Their kind ({', '.join(kinds)})", default=_kind(data))
@@ -126,7 +126,7 @@ def _ask(kit: Kit) -> Kit:
         try:
             check_weights_file(file)
         except BackboneError as error:
-            console.print(str(error), soft_wrap=True)
+            console.print(str(error))
             continue
         answers |= {"WEIGHTS": f"/weights/{file.name}", "WEIGHTS_DIR": str(file.parent)}
         break
@@ -154,8 +154,7 @@ def _with_classes(kit: Kit, node: NodeConfig, asks: bool) -> Kit:
         return kit
     console.print(
         f"The data in {node.data_dir} have {len(names)} classes: {', '.join(names)}. When one of them is "
-        "gone, this site stays away.",
-        soft_wrap=True,
+        "gone, this site stays away."
     )
     if asks and not typer.confirm("Are these all", default=True):
         written = typer.prompt(
@@ -188,14 +187,13 @@ def confirm_looser(node: NodeConfig, yes: bool) -> None:
         return
     if keys := loosened(before or DEFAULT, policy):
         what = "the policy in force" if before else "the default policy"
-        console.print(f"{node.policy or 'The policy'} allows more than {what}:", soft_wrap=True)
+        console.print(f"{node.policy or 'The policy'} allows more than {what}:")
         for key in keys:
-            console.print(for_rows("  ", key, console.width), soft_wrap=True)
+            console.print(for_rows("  ", key, console.width))
         forever = policy.irrevocable or "what leaves under it stays spent"
         console.print(
             f"This cannot be taken back: {forever}. A stricter policy later changes nothing of that.",
             style="yellow",
-            soft_wrap=True,
         )
         if not yes and not sys.stdin.isatty():
             raise ConfigError(
@@ -231,16 +229,16 @@ def installed(kit: Kit) -> list[str]:
     from fedsurrogate.common.files import replace_file
     from fedsurrogate.common.machine import home_folder
 
+    from ..own_files import told_as
+
     name = f"fedsurrogate-{kit.values['SITE']}.service"
     file = (
         Path(os.environ.get("XDG_CONFIG_HOME") or home_folder() / ".config") / "systemd/user" / name
     )
     command = " ".join(map(_quoted, [*COMMAND, "join", str(kit.folder)]))
     folder = str(kit.folder).replace("%", "%%")
-    try:
+    with told_as(ConfigError, f"{file} cannot be written", "no service is installed"):
         replace_file(file, UNIT.format(folder=folder, command=command).encode(), mode=0o644)
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be written ({error.strerror})") from None
     return [
         f"wrote {file}; start it, now and with this machine:",
         f"  systemctl --user daemon-reload && systemctl --user enable --now {name}",
@@ -255,21 +253,14 @@ def _quoted(word: str) -> str:
     return f'"{word}"'
 
 
-FILES = ("policy", "peers")
-
-
 def join(
     kit: KitFolder = None,
     node_config: MaybeNode = None,
     superlink: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="The coordinator's Fleet API.")
     ] = "",
-    root_certificates: Annotated[
-        Path | None, typer.Option(help="ca.crt of the site kit, to authenticate the coordinator.")
-    ] = None,
-    auth_supernode_private_key: Annotated[
-        Path | None, typer.Option(help="site.key of the site kit, to authenticate this site.")
-    ] = None,
+    root_certificates: RootCertificates = None,
+    auth_supernode_private_key: SiteKey = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="No TLS: only if all runs on one machine.")
     ] = False,
@@ -297,45 +288,34 @@ def join(
     Waits for a coordinator that is not running yet. Exits with 1 and the reason if this site cannot
     join.
     """
+    from ..diagnostics.connection_checks import Link
+    from ..processes.own_account import own_folder, own_socket
+    from ..processes.supervisor import Supervisor, looked_at, site_commands
+
+    link = (superlink, root_certificates, auth_supernode_private_key)
     if kit is not None:
         # A node-config may stand in the environment, of a job or a container.
-        if superlink or insecure or root_certificates or auth_supernode_private_key:
+        if insecure or any(link):
             raise ConfigError(
                 f"{kit} has the settings and the coordinator's address; leave the other options out"
             )
         ready = prepare(kit, yes)
         if install:
             for line in installed(ready):
-                console.print(line, soft_wrap=True)
+                console.print(line)
             return
-        _join([ready.node_config()], *ready.link)
-        return
-    if not (node_config and superlink) or yes or install:
+        node_config, link = [ready.node_config()], ready.link
+    elif not (node_config and superlink) or yes or install:
         raise ConfigError(
             "name the folder of this site's kit: site join north/; or give --superlink and --node-config, "
             "without --yes and --install"
         )
-    _join(node_config, superlink, root_certificates, auth_supernode_private_key, insecure)
-
-
-def _join(
-    node_config: list[str],
-    superlink: str,
-    root_certificates: Path | None,
-    auth_supernode_private_key: Path | None,
-    insecure: bool = False,
-) -> None:
-    from ..diagnostics.findings import Link
-    from ..processes.own_account import own_folder, own_socket
-    from ..processes.supervisor import Supervisor, looked_at, site_commands
-
     check_settings(node := node_of(node_config))
     for warning in looked_at(node):
         _print("join", f"warning: {warning}")
-    _check_link(Link.parse(superlink, root_certificates, auth_supernode_private_key), insecure)
+    _check_link(Link.parse(*link), insecure)
     with own_folder() as folder:
         runtime = own_socket(f"unix:{folder}/app")
-        link = (superlink, root_certificates, auth_supernode_private_key)
         Supervisor(site_commands(runtime, one_text(node_config), *link), _print).run()
 
 
@@ -371,9 +351,8 @@ def check_settings(node: NodeConfig) -> None:
             f"node-config: data-dir = {node.data_dir!r} is not a folder that user {os.getuid()} "
             f"may read; data = {node.data!r} is read from {folder.absolute()}"
         )
-    for key in FILES:
-        if name := getattr(node, key.replace("-", "_")):
-            _check_readable(f"node-config: {key} =", Path(name))
+    if node.peers:
+        _check_readable("node-config: peers =", Path(node.peers))
     if node.weights_path:
         check_weights_file(Path(node.weights_path).expanduser())
     if node.device.startswith("cuda"):
@@ -411,4 +390,4 @@ def _check_readable(what: str, file: Path, remedy: str = "") -> None:
 
 
 def _print(name: str, line: str) -> None:
-    console.print(f"{name:<5}| {line}", soft_wrap=True)
+    console.print(f"{name:<5}| {line}")

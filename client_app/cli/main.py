@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -23,14 +22,13 @@ from fedsurrogate.common.files import owner_only
 
 from ..processes.own_account import take_arguments
 from .approve import approve, enrol, forget, policy, settings
-from .check import check
-from .doctor import doctor, metrics
+from .check import check, doctor, metrics
 from .evaluate import adapt, evaluate
 from .fetch import fetch
 from .generator import generator_app
 from .join import confirm_looser, join
 from .models import backup, models_app, restore
-from .options import ConfirmPolicy, Node, node_of, one_text
+from .options import ConfirmPolicy, Node, node_of, one_text, print_json
 from .predict import predict
 
 if TYPE_CHECKING:
@@ -39,14 +37,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ..node_config import NodeConfig
-
-
-class Split(StrEnum):
-    """Part of a data set."""
-
-    all = "all"
-    train = "train"
-    test = "test"
 
 
 app = new_app("A site of a federation: join it, and control what leaves this hospital.", "site")
@@ -141,9 +131,9 @@ def open_new(node_config: Node, yes: ConfirmPolicy = False) -> None:
     node = _with_data(node_config)
     confirm_looser(node, yes)
     opened = open_ledger(node)
-    console.print(f"opened {opened.path}; its check log is in {node.check_log}", soft_wrap=True)
+    console.print(f"opened {opened.path}; its check log is in {node.check_log}")
     warning = "keep both, and never restore an older copy of either: it lacks later releases"
-    console.print(warning, soft_wrap=True)
+    console.print(warning)
 
 
 @ledger_app.command()
@@ -156,7 +146,7 @@ def show(node_config: Node, as_json: Json = False) -> None:
 
     from ..governance.gate import open_gate
     from ..governance.policy import PUBLIC_KINDS, policy_of
-    from ..governance.verdict import verdict
+    from ..governance.release import verdict
 
     node = _with_data(node_config)
     # The most expensive run of noisy sums that the policy allows.
@@ -178,16 +168,16 @@ def show(node_config: Node, as_json: Json = False) -> None:
         "entries": entries,
     }
     if as_json:
-        print(json.dumps(shown, indent=2))
+        print_json(shown)
         return
     if entries:
         console.print(ledger_table(entries))
     else:
-        console.print(f"nothing has left yet; the ledger is {gate.ledger.path}", soft_wrap=True)
+        console.print(f"nothing has left yet; the ledger is {gate.ledger.path}")
     if node.data in PUBLIC_KINDS:
         runs = sorted(gate.ledger.path.parent.glob(f"*/{gate.ledger.path.name}"))
         public = "public data: every run has its own ledger, and no budget adds them up"
-        console.print("\n  ".join([public, *map(str, runs)]), soft_wrap=True)
+        console.print("\n  ".join([public, *map(str, runs)]))
         return
     of_total = (
         f"spent epsilon {found.spent:.4g} of {policy.epsilon_total:g} at delta {policy.delta:g}"
@@ -198,7 +188,7 @@ def show(node_config: Node, as_json: Json = False) -> None:
     fits = f"{found.runs_left} more runs {usual} fit; {holds}"
     if found.refusal:
         fits = f"a run {usual} would be refused: {found.refusal}; `site check` asks about another"
-    console.print(f"{left}\n{fits}", soft_wrap=True)
+    console.print(f"{left}\n{fits}")
 
 
 def ledger_table(entries: Sequence[dict[str, Any]]) -> Table:
@@ -291,7 +281,7 @@ def reopen(
         if keep
         else "a new ledger begins with epsilon {:g}"
     )
-    console.print(f"{what.format(epsilon_spent)} spent: {gate.ledger.path}", soft_wrap=True)
+    console.print(f"{what.format(epsilon_spent)} spent: {gate.ledger.path}")
 
 
 @offline_app.command()
@@ -342,7 +332,7 @@ def release(
         budget = budget if made.events else "no differential privacy"
         line = f"{out}: {human_bytes(made.bytes)}, {budget}; it is in the ledger"
     text = json.dumps(facts, indent=2) if as_json else line
-    console.print(text, soft_wrap=True, highlight=False, markup=False)
+    console.print(text)
 
 
 @app.command(hidden=True)
@@ -354,8 +344,9 @@ def features(
     node_config: Node,
     run_config: RunSettings = None,
     part: Annotated[
-        Split, typer.Option(help="Which images: all of them, or those of one part of their split.")
-    ] = Split.all,
+        Literal["all", "train", "test"],
+        typer.Option(help="Which images: all of them, or those of one part of their split."),
+    ] = "all",
 ) -> None:
     """Write the features of a folder of images to a file, for public images (fedpft.public) or for
     later use.
@@ -373,8 +364,8 @@ def features(
     site_share = share(run, node)
     dataset = site_share.dataset
     computed = dataset_features(dataset, run.settings, node, policy_of(node).cache_mib)
-    rows = {Split.train: site_share.train, Split.test: site_share.test}.get(part)
-    rows = torch.cat([site_share.train, site_share.test]).sort().values if rows is None else rows
+    parts = {"train": site_share.train, "test": site_share.test}
+    rows = torch.cat([*parts.values()]).sort().values if part == "all" else parts[part]
     records = usable(dataset, computed, rows)
     metadata = {"fingerprint": computed.fingerprint, "classes": ",".join(dataset.classes)}
     save_file(
@@ -385,7 +376,7 @@ def features(
     lost = len(rows) - len(records.labels)
     left = f"; {lost} images left out" if lost else ""
     facts = f"{len(records.labels)} features of dimension {records.features.shape[1]}"
-    console.print(f"{facts}: {out}{left}", soft_wrap=True)
+    console.print(f"{facts}: {out}{left}")
 
 
 @owner_only()

@@ -4,7 +4,6 @@ of it in one file.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +12,7 @@ import typer
 from fedsurrogate.common.command_line import Json, console, new_app
 from fedsurrogate.common.errors import ConfigError
 
-from .options import KitFolder, MaybeNode, Node, node_of
+from .options import KitFolder, MaybeNode, Node, node_of, print_json
 
 
 def backup(
@@ -40,7 +39,7 @@ def backup(
             "name the folder of this site's kit: site backup FILE north/; or give --node-config"
         )
     count = write_backup(file, kit, parse_overrides(node_config))
-    console.print(f"{file}: {count} files; it holds this site's keys, in clear", soft_wrap=True)
+    console.print(f"{file}: {count} files; it holds this site's keys, in clear")
 
 
 def restore(
@@ -58,22 +57,17 @@ def restore(
     from ..backup import restore_backup
 
     found = restore_backup(file, kit)
-    console.print(
-        f"restored {len(found.files)} files; the state is in {found.node.state}", soft_wrap=True
-    )
+    console.print(f"restored {len(found.files)} files; the state is in {found.node.state}")
     if found.kept:
         console.print(
             f"{len(found.kept)} files of settings were there and stay as they are: "
-            f"{', '.join(sorted(each.name for each in found.kept))}",
-            soft_wrap=True,
+            f"{', '.join(sorted(each.name for each in found.kept))}"
         )
     if not found.refusals:
         if any(each.suffix == ".jsonl" for each in found.files):
-            console.print(
-                "the ledger agrees with its check log: nothing has left since", soft_wrap=True
-            )
+            console.print("the ledger agrees with its check log: nothing has left since")
         else:
-            console.print("no ledger is in it: none was open", soft_wrap=True)
+            console.print("no ledger is in it: none was open")
         return
     raise ConfigError(
         f"{'; '.join(found.refusals)}\nThe releases since this backup are missing. Look up what they cost, at "
@@ -117,12 +111,10 @@ def list_kept(node_config: Node, as_json: Json = False) -> None:
             row |= {"state": str(error)}
         rows.append(row)
     if as_json:
-        print(json.dumps({"folder": str(models_folder(node)), "models": rows}, indent=2))
+        print_json({"folder": str(models_folder(node)), "models": rows})
         return
     if not rows:
-        console.print(
-            f"no model is kept in {models_folder(node)}; runs bring theirs", soft_wrap=True
-        )
+        console.print(f"no model is kept in {models_folder(node)}; runs bring theirs")
         return
     table = Table(
         *(Column(name, overflow="fold") for name in ("", "model", "for", "privacy", "signed by")),
@@ -139,9 +131,9 @@ def list_kept(node_config: Node, as_json: Json = False) -> None:
             row.get("signer", ""),
         )
     console.print(table)
-    console.print(f"* in use; all in {models_folder(node)}", soft_wrap=True)
+    console.print(f"* in use; all in {models_folder(node)}")
     if not index.in_use:
-        console.print(nothing_in_use(index), style="yellow", soft_wrap=True)
+        console.print(nothing_in_use(index), style="yellow")
 
 
 @models_app.command()
@@ -182,7 +174,7 @@ def add(
             "it with --signer"
         )
     name = keep_model(node, read_signed_model(file, trusted), "file")
-    console.print(f"kept as {name}", soft_wrap=True)
+    console.print(f"kept as {name}")
     if use_it:
         _report_use(name, use_model(node, name))
 
@@ -214,11 +206,8 @@ def back(node_config: Node) -> None:
     """Go back to the model that was in use before."""
     from ..model_use.store import go_back
 
-    console.print(f"in use: {go_back(node_of(node_config))}", soft_wrap=True)
+    console.print(f"in use: {go_back(node_of(node_config))}")
 
 
 def _report_use(name: str, before: str) -> None:
-    console.print(
-        f"in use: {name}" + (f"; before: {before}" if before not in ("", name) else ""),
-        soft_wrap=True,
-    )
+    console.print(f"in use: {name}" + (f"; before: {before}" if before not in ("", name) else ""))

@@ -4,11 +4,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import click
 import typer
+
+from fedsurrogate.common.errors import ConfigError
 
 from ..processes.own_account import SETTINGS
 
@@ -69,6 +72,12 @@ KitFolder = Annotated[
     typer.Argument(metavar="[KIT]", help="The folder into which this site's kit was unpacked."),
 ]
 
+RootCertificates = Annotated[
+    Path | None, typer.Option(help="ca.crt of the site kit, to authenticate the coordinator.")
+]
+SiteKey = Annotated[
+    Path | None, typer.Option(help="site.key of the site kit, to authenticate this site.")
+]
 ConfirmPolicy = Annotated[
     bool,
     typer.Option("--yes", help="Ask nothing: a policy that allows more than before is confirmed."),
@@ -82,6 +91,20 @@ def node_of(texts: list[str]) -> NodeConfig:
     from ..node_config import parse_node_config
 
     return parse_node_config(parse_overrides(texts))
+
+
+def check_writable(*files: Path | None) -> None:
+    """Raise ConfigError, before any work, for an output file whose folder does not exist."""
+    for file in files:
+        if file is not None and not file.expanduser().absolute().parent.is_dir():
+            raise ConfigError(
+                f"{str(file)!r}: there is no folder {str(file.parent)!r}; create it first"
+            )
+
+
+def print_json(facts: object) -> None:
+    """Print what a command has found, for other programs."""
+    print(json.dumps(facts, indent=2))
 
 
 def one_text(texts: list[str]) -> str:

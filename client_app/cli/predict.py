@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Literal
 
 import typer
 
 from fedsurrogate.common.command_line import Json, console
 from fedsurrogate.common.errors import ConfigError
 
-from .options import MaybeNode, node_of
+from .options import MaybeNode, check_writable, node_of, print_json
 
 NOT_CALIBRATED = (
     "probabilities are as the model was learned, not calibrated on records of this site; with labelled "
@@ -21,22 +18,7 @@ NOT_CALIBRATED = (
 )
 
 
-class DataOf(StrEnum):
-    """Kind of the new images."""
-
-    auto = "auto"
-    imagefolder = "imagefolder"
-    dicom = "dicom"
-    slides = "slides"
-
-
-class OodScore(StrEnum):
-    """Out-of-distribution score."""
-
-    relative = "relative"
-    mahalanobis = "mahalanobis"
-
-
+OodScore = Literal["relative", "mahalanobis"]
 ModelArgument = Annotated[
     str,
     typer.Argument(
@@ -56,7 +38,9 @@ def predict(
     ],
     model: ModelArgument = "in-use",
     node_config: MaybeNode = None,
-    data: Annotated[DataOf, typer.Option(help="Kind of the images.")] = DataOf.auto,
+    data: Annotated[
+        Literal["auto", "imagefolder", "dicom", "slides"], typer.Option(help="Kind of the images.")
+    ] = "auto",
     patient_column: Annotated[
         str, typer.Option(help="Column of the table that holds the patient ID.")
     ] = "",
@@ -97,17 +81,28 @@ def predict(
     """
     from ..features.site_features import site_backbone
     from ..model_use.adaptation import adapted_classifier
-    from ..model_use.calibration import is_of_labels, own_gaussians, read_calibration
+    from ..model_use.calibration import (
+        check_of_classes,
+        is_of_labels,
+        own_gaussians,
+        read_calibration,
+    )
     from ..model_use.held_out import bag_column_of
     from ..model_use.inputs import find_inputs
     from ..model_use.prediction import Predictor
     from ..model_use.prediction import by_patient as write_patients
     from ..model_use.prediction import predict as run
     from ..model_use.store import opened
-    from ..model_use.thresholds import check_of_classes
     from ..node_config import NodeConfig
 
-    _check_files(data_dir, (out, by_patient))
+    check_writable(out, by_patient)
+    read = Path(data_dir).expanduser().resolve()
+    for file in (out, by_patient):
+        if file is not None and file.expanduser().resolve().is_relative_to(read):
+            raise ConfigError(
+                f"{str(file)!r} lies in --data-dir, where it would be read as data; choose another "
+                "folder"
+            )
     named = opened(model, node_of(node_config) if node_config else None)
     signed, node = named.model, named.node
     own = node or NodeConfig()
@@ -119,15 +114,15 @@ def predict(
         positive=positive or None,
         threshold=threshold,
         abstain_above=abstain_above,
-        score=score and score.value,
+        score=score,
     )
     classifier = adapted_classifier(node, signed) or signed.classifier
     predictor = Predictor(classifier, calibration, own_gaussians(node, signed))
     bags = bag_column_of(signed, bag_column, own)
     run_settings = (named.simulated or signed.manifest.run_config({"device": "auto"})).settings
-    of_slides = data is DataOf.auto and "slides" in (own.data, run_settings.data)
-    kind: Any = "slides" if of_slides else data.value
-    inputs = find_inputs(data_dir, kind, patient_column, own.dicom_frames, bags)
+    if data == "auto" and "slides" in (own.data, run_settings.data):
+        data = "slides"
+    inputs = find_inputs(data_dir, data, patient_column, own.dicom_frames, bags)
     backbone = site_backbone(run_settings, own) if inputs.slides is None else None
     done = run(signed, predictor, inputs, backbone, out, overwrite)
     patients = (
@@ -136,28 +131,24 @@ def predict(
         else write_patients(out, by_patient, predictor.calibration, predictor.classes)
     )
     if as_json:
-        facts: dict[str, Any] = {
+        facts = {
             "file": str(out),
             "model": signed.manifest.name,
             "classes": predictor.classes,
-        }
-        facts |= {"adapted": classifier is not signed.classifier}
-        facts |= {
+            "adapted": classifier is not signed.classifier,
             "written": done.written,
             "earlier": done.earlier,
             "unreadable": done.unreadable,
             "patients": patients,
         }
-        print(json.dumps(facts, indent=2))
+        print_json(facts)
         return
     if named.note:
-        console.print(named.note, style="dim", soft_wrap=True)
+        console.print(named.note, style="dim")
     earlier = f", {done.earlier} were there already" if done.earlier else ""
     what = "images" if inputs.bags is None else "bags of images"
     what = "bags of slides" if inputs.slides else what
-    console.print(
-        f"{done.written} {what}, {done.rate:.0f} a second{earlier}: {out}", soft_wrap=True
-    )
+    console.print(f"{done.written} {what}, {done.rate:.0f} a second{earlier}: {out}")
     warnings = {
         "the model is of bags; without --bag-column each image is one of its own": (
             bags == "" and inputs.slides is None
@@ -167,22 +158,6 @@ def predict(
         NOT_CALIBRATED: named.uncalibrated(predictor.calibration.temperature),
     }
     for text in (text for text, holds in warnings.items() if holds):
-        console.print(text, style="yellow", soft_wrap=True)
+        console.print(text, style="yellow")
     if patients is not None:
-        console.print(f"{patients} patients: {by_patient}", soft_wrap=True)
-
-
-def _check_files(data_dir: str, files: Iterable[Path | None]) -> None:
-    """Refuse files without a folder, or in the folder that is read. Raises ConfigError."""
-    for file in files:
-        if file is not None and not file.expanduser().absolute().parent.is_dir():
-            raise ConfigError(
-                f"{str(file)!r}: there is no folder {str(file.parent)!r}; create it first"
-            )
-        if file is not None and file.expanduser().resolve().is_relative_to(
-            Path(data_dir).expanduser().resolve()
-        ):
-            raise ConfigError(
-                f"{str(file)!r} lies in --data-dir, where it would be read as data; choose another "
-                "folder"
-            )
+        console.print(f"{patients} patients: {by_patient}")

@@ -1,31 +1,38 @@
-"""Data sets of a site: labels, classes, a train/test split, and images or precomputed features."""
+"""Data sets of a site: labels, classes, a train/test split, and images or precomputed features.
+And their schema: columns, types and dimension, read from headers without any record.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
 from PIL import Image
 from torch import Tensor
 
-from fedsurrogate.common.data_report import DataReport, Loss
+from fedsurrogate.common.data_report import DataReport
 from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.identity import check_one_truth
 
-from .dicom import read_dicom
-from .feature_files import read_safetensors, read_slides
-from .image_folders import read_imagefolder
+from ..node_config import NodeConfig
+from ..own_files import told_as
+from .dicom import KEYS, OF_HEADERS, OF_ONE_IMAGE, key_of, read_dicom
+from .feature_files import feature_headers, read_safetensors, read_slides
+from .image_folders import class_folders, find_table, read_imagefolder, table_of
 from .images import once, without_leaks
 from .left_out import LeftOut, SourceError, loss_of_other_classes, printable, warnings_of_data
-from .readers import read_digits, read_parquet
-from .records import Facts, Opener, Records, only, select
+from .readers import parquet_files, read_digits, read_parquet, split_files
+from .records import Content, Records, only, select
 from .source import DataSource as DataSource
 from .source import folder_of as folder_of
+from .source import require_columns, some
 from .table_records import described, pooled
+from .tables import csv_header, is_parquet, of_lists, parquet_table
 
 READERS = {
     "safetensors": read_safetensors,
@@ -37,7 +44,7 @@ READERS = {
 
 
 @dataclass(frozen=True, eq=False)
-class Dataset:
+class Dataset(Content):
     """Records of one source, with features, or with images that `open_image` opens one by one.
 
     Attributes:
@@ -46,21 +53,10 @@ class Dataset:
         classes: names of the classes.
         is_train: (n,) bool.
         key: identifies the content and order of the records; equal keys may share cached features.
-        origin: value of the site column per record.
-        features: precomputed, (n, d); None for images.
-        fingerprint: of the backbone that made `features`, if their file names it.
-        opener: opens an image; None for features.
-        describe: what the file of an image states of it, for surveys.
-        patients: of each record, if known.
         drawn: whether the split was drawn here, because the files have none.
-        burned_in: number of images with text burned into their pixels, as their headers state.
-        left_out: reasons for missing records.
-        warnings: warnings for the data report.
         whole: the records of all classes, and in turn all images that were found. Features are
             computed once for these, whatever a run leaves out, so they depend on the files alone.
         rows: indices (n,) of these records among those of `whole`.
-        place: where a record is, for the site's own log.
-        values: of the target, (n, k), float64; None for classes.
         groups: of records with like values, (n,), int64; None for classes.
         members: of each record, where it is a bag, the indices of its images in `whole`.
     """
@@ -70,20 +66,9 @@ class Dataset:
     classes: tuple[str, ...]
     is_train: Tensor
     key: str
-    origin: tuple[str, ...] | None = None
-    features: Tensor | None = None
-    fingerprint: str = ""
-    opener: Opener | None = None
-    describe: Callable[[int], Facts] | None = None
-    patients: tuple[str, ...] | None = None
     drawn: bool = False
-    burned_in: int = 0
-    left_out: tuple[Loss, ...] = ()
-    warnings: tuple[str, ...] = ()
     whole: Dataset | None = None
     rows: Tensor | None = None
-    place: Callable[[int], str] | None = None
-    values: Tensor | None = None
     groups: Tensor | None = None
     members: tuple[Tensor, ...] | None = None
 
@@ -260,13 +245,9 @@ def _read(source: DataSource, name: str) -> Records:
             )
         source.refuse_columns("the digits have no columns; leave it out")
         return read_digits()
-    try:
+    todo = "check the files and who may read them"
+    with told_as(SourceError, f"data in '{source.folder}' cannot be read", todo):
         return READERS[source.kind](source, name, LeftOut(source.one_by_one))
-    except OSError as error:
-        raise SourceError(
-            f"data in '{source.folder}' cannot be read ({error}); check the files and who may read "
-            "them"
-        ) from error
 
 
 def _common_classes(all_records: list[Records]) -> tuple[str, ...]:
@@ -359,5 +340,131 @@ def _all_images(name: str, records: Records) -> Dataset:
 
 def _dataset(name: str, records: Records, **own: Any) -> Dataset:
     """A data set with the fields of records that have the same names, and its own."""
-    shared = {each.name for each in fields(Records)} & {each.name for each in fields(Dataset)}
-    return Dataset(name, **{each: getattr(records, each) for each in shared} | own)
+    shared = {each.name: getattr(records, each.name) for each in fields(Content)}
+    return Dataset(name, key=records.key, **shared | own)
+
+
+def read_schema(source: DataSource) -> tuple[int, str]:
+    """The schema of a source of one data set.
+
+    Args:
+        source: of the data.
+
+    Returns:
+        Dimension and fingerprint of stored features; zero and empty for images, whose backbone decides them.
+
+    Raises:
+        DataError: for a wrong folder, file, column or type; one record more or less changes none of
+            these.
+    """
+    name = source.names[0] if source.names else ""
+    folder = folder_of(source, name)
+    todo = "check the files and who may read them"
+    with told_as(DataError, f"data in '{folder}' cannot be read", todo):
+        if source.kind == "safetensors":
+            files = split_files(folder, name, ".safetensors")
+            header = feature_headers(files, replace(source, site_column="", label_column="y"))[0]
+            return header.dimension, header.fingerprint
+        if source.kind == "slides":
+            found = read_slides(source, name, LeftOut(one_by_one=True))
+            assert found.features is not None
+            return found.features.shape[1], found.fingerprint
+        if source.kind == "parquet":
+            parquet_files(source, folder, name)
+            return 0, ""
+        dicom = source.kind == "dicom"
+        _, table = table_of(source, name, OF_HEADERS if dicom else ())
+        if table is None:
+            return 0, ""
+        in_header = dicom and source.bags in OF_HEADERS
+        wanted = (replace(source, bags="") if in_header else source).named
+        if is_parquet(table):
+            columns = parquet_table(table, wanted, source.label_column, source.target, ())[1]
+        else:
+            columns = csv_header(table)[0]
+            if source.target and of_lists(columns, source.label_column, source.target):
+                columns += source.target.columns
+        if dicom:
+            _check_key(key_of(table, columns), source, table)
+        require_columns(table, ({} if dicom else {"path": ""}) | wanted, columns)
+    return 0, ""
+
+
+def check_class_folders(node: NodeConfig) -> None:
+    """Refuse data without a folder of a class that the site's own settings name. An empty folder
+    counts, so no record decides this.
+
+    Args:
+        node: the site's settings.
+
+    Raises:
+        DataError: for a class without a folder; nothing for tables and files, which have none.
+    """
+    if not node.classes or node.data not in ("imagefolder", "dicom"):
+        return
+    there = set[str]()
+    for name in node.dataset or ("",):
+        root, table = find_table(folder_of(DataSource(node.data, node.data_dir), name), name)
+        if table is not None:
+            return
+        there |= class_folders(root)
+    check_named(node, there, "folder")
+
+
+def check_run_classes(node: NodeConfig, wanted: Collection[str]) -> None:
+    """Refuse a run that writes classes otherwise than the site's own settings: the records of such
+    a class would be left out, and only noise would be charged for it.
+
+    A site may lack classes of a run, and a run may leave classes of a site out. Where both is so,
+    a name is wrong. No record decides this.
+
+    Args:
+        node: the site's settings.
+        wanted: the classes of the run; empty if it names none.
+
+    Raises:
+        DataError: that names the classes.
+    """
+    unknown = [name for name in wanted if name not in node.classes]
+    unused = [name for name in node.classes if name not in wanted]
+    if wanted and unknown and unused:
+        raise SourceError(
+            f"the run has classes {some(unknown)}, which this site's settings do not name, and lacks "
+            f"{some(unused)}, which they do (classes = {','.join(node.classes)!r}). The coordinator and all "
+            "sites need the same names: rename the folders or labels, and classes in this site's settings "
+            "(CLASSES in the .env of a kit); if the run means to leave yours out, remove classes there"
+        )
+
+
+def check_named(node: NodeConfig, there: Collection[str], what: str) -> None:
+    """Refuse data that lack a class of the site's own settings.
+
+    Args:
+        node: the site's settings.
+        there: the classes that the data have.
+        what: of a class is missing.
+
+    Raises:
+        DataError: that names the class.
+    """
+    if gone := [name for name in node.classes if name not in there]:
+        raise SourceError(
+            f"classes = {','.join(node.classes)!r} in the node-config, but data-dir = "
+            f"{node.data_dir!r} has no {what} of {some(gone)}; it has {some(sorted(there))}. Was it "
+            "renamed, or not mounted? If the class is gone for good, correct classes"
+        )
+
+
+def _check_key(key: str, source: DataSource, table: Path) -> None:
+    """Where single images are protected, refuse a table whose rows are about many images.
+
+    One more image with a row of its own may contradict the row of a patient, and all images of that
+    patient would be left out.
+    """
+    of_one_bag = {"study": KEYS[:3], "patient": KEYS}.get(source.bags or "", OF_ONE_IMAGE)
+    if source.one_by_one and not source.patients_protected and key not in of_one_bag:
+        raise DataError(
+            f"'{table}' names images by {key!r}, so one row decides about many, but this site "
+            f"protects single images; add one of the columns {', '.join(OF_ONE_IMAGE)}, or protect "
+            "patients (unit in the node-config)"
+        )

@@ -19,11 +19,18 @@ from fedsurrogate.common.extras import DECODERS, install_command, needed_for
 from fedsurrogate.common.identity import normal
 
 from ..node_config import Frames
-from .dicom_files import DICOM, encoding_of, plugins_for, read_header
-from .dicom_pixels import open_place, without_warnings
+from .dicom_files import (
+    DICOM,
+    LARGEST_PIXELS,
+    encoding_of,
+    open_place,
+    plugins_for,
+    read_header,
+    without_warnings,
+)
 from .image_facts import of_dicom
 from .image_folders import files_below, folder_bags, in_class_folders, note_depth, table_of
-from .images import LARGEST_PIXELS, remembered, same_files
+from .images import remembered, same_files
 from .left_out import LeftOut, SourceError, attempt, described, is_file, open_regular, printable
 from .readers import content_key
 from .records import Records, only, select, without

@@ -22,8 +22,7 @@ from fedsurrogate.common.image_histograms import (
     Value,
 )
 
-from .dicom_files import encoding_of, read_header
-from .dicom_pixels import without_warnings
+from .dicom_files import encoding_of, read_header, without_warnings
 from .images import BITS, ORIENTATION, open_image, tag
 from .left_out import attempt, open_regular
 from .records import Facts

@@ -55,10 +55,10 @@ def read_imagefolder(source: DataSource, name: str, left: LeftOut) -> Records:
     if table:
         return _by_table(root, table, source, left)
     files, is_train = in_class_folders(root, _is_image_or_dicom, left, source)
-    images = [row for row, (path, _) in enumerate(files) if _is_image(path)]
+    images = [row for row, (path, _) in enumerate(files) if is_image(path)]
     if len(images) < len(files):
         # Read as images, they would lose their patients.
-        example = next(path for path, _ in files if not _is_image(path))
+        example = next(path for path, _ in files if not is_image(path))
         left.note_unread(
             len(files) - len(images),
             f"{len(files) - len(images)} files in the class folders are DICOM, such as "
@@ -115,13 +115,13 @@ def folder_bags(root: Path, files: Sequence[tuple[Path, str]]) -> tuple[str, ...
     return bags_by_folder([path for path, _ in files], tops)
 
 
-def _is_image(file: Path) -> bool:
+def is_image(file: Path) -> bool:
     """Whether a file is an image by its name."""
     return file.suffix.lower() in IMAGE_SUFFIXES
 
 
 def _is_image_or_dicom(file: Path) -> bool:
-    return _is_image(file) or attempt(partial(is_dicom_file, file)) is True
+    return is_image(file) or attempt(partial(is_dicom_file, file)) is True
 
 
 def find_table(folder: Path, name: str) -> tuple[Path, Path | None]:
@@ -316,7 +316,7 @@ def _by_table(root: Path, file: Path, source: DataSource, left: LeftOut) -> Reco
         f"{len(absent)} rows of '{file}' have no path, such as {left.where(absent)}; "
         "fill it in or remove them",
     )
-    outside = [row for row, path in enumerate(given) if row not in absent and _leaves(path)]
+    outside = [row for row, path in enumerate(given) if row not in absent and leaves(path)]
     if outside:
         left.note(
             outside,
@@ -332,7 +332,7 @@ def _by_table(root: Path, file: Path, source: DataSource, left: LeftOut) -> Reco
         )
     if find_tables(root) == [file]:
         # Another table may name the others.
-        unnamed = sorted(set(FolderWalk(_is_image, IMAGE_SUFFIXES).files(root)) - set(paths))
+        unnamed = sorted(set(FolderWalk(is_image, IMAGE_SUFFIXES).files(root)) - set(paths))
         left.skip(
             len(unnamed),
             f"{len(unnamed)} images are not in the table '{file}', such as "
@@ -343,7 +343,8 @@ def _by_table(root: Path, file: Path, source: DataSource, left: LeftOut) -> Reco
     return _opened(records, root, paths, left)
 
 
-def _leaves(path: str) -> bool:
+def leaves(path: str) -> bool:
+    """Whether a path of a table may be outside of the table's folder."""
     return Path(path).is_absolute() or ".." in Path(path).parts
 
 

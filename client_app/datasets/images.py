@@ -31,16 +31,13 @@ from torch import Tensor
 
 from fedsurrogate.common.errors import DataError
 
-from .dicom_files import is_dicom
+from .dicom_files import LARGEST_PIXELS, is_dicom
 from .left_out import LeftOut, attempt, open_regular
 from .records import Records, only
 
 Array = np.ndarray[Any, np.dtype[Any]]
 # Version of how images are read, DICOM too: features of another one are not taken from the cache.
 READER = 3
-# Largest image that is decoded: twice that of a mammogram. A file of some kilobytes may state a larger
-# one, and decoders take up to 15 bytes for each pixel.
-LARGEST_PIXELS = 2**26
 # What is read, whatever a file is named: Pillow also knows EPS, for which it starts Ghostscript.
 FORMATS = frozenset({"AVIF", "BMP", "DIB", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP"})
 # Formats whose decoder scales to 16 bits from a maximum or a precision that the file states.

@@ -56,16 +56,12 @@ class Found:
     rows: Tensor
 
 
-@dataclass(frozen=True, eq=False)
-class Records:
-    """Records of a reader.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Content:
+    """What is known of records, whether a reader has found them or a data set holds them.
 
     Attributes:
-        labels: a class name for each; with another target than classes, a text of its values.
-        key: identifies content and order.
-        is_train: (n,) bool; None if the files have no split.
         origin: value of the site column per record.
-        classes: that the files declare, in their order.
         features: (n, d); None for images.
         fingerprint: of the backbone that made `features`, if their file names it.
         opener: opens an image; None for features.
@@ -74,20 +70,11 @@ class Records:
         burned_in: number of images with text burned into their pixels, as headers state.
         left_out: reasons for missing records.
         warnings: warnings for the data report.
-        same: finds copies, as a group (n,) of each record with equal numbers for equal content;
-            None for public data that are known.
         place: where a record is, for the site's own log.
         values: of the target, (n, k), float64; None for classes.
-        bags: name of the bag of each image, where bags are pooled and the source names them.
-        images: of each record, where it is a bag; None where it is an image.
-        found: where some images were left out, all that the reader has found.
     """
 
-    labels: Sequence[str]
-    key: str
-    is_train: Tensor | None = None
     origin: tuple[str, ...] | None = None
-    classes: tuple[str, ...] | None = None
     features: Tensor | None = None
     fingerprint: str = ""
     opener: Opener | None = None
@@ -96,9 +83,31 @@ class Records:
     burned_in: int = 0
     left_out: tuple[Loss, ...] = ()
     warnings: tuple[str, ...] = ()
-    same: Callable[[], Tensor] | None = None
     place: Callable[[int], str] | None = None
     values: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Records(Content):
+    """Records of a reader.
+
+    Attributes:
+        labels: a class name for each; with another target than classes, a text of its values.
+        key: identifies content and order.
+        is_train: (n,) bool; None if the files have no split.
+        classes: that the files declare, in their order.
+        same: finds copies, as a group (n,) of each record with equal numbers for equal content;
+            None for public data that are known.
+        bags: name of the bag of each image, where bags are pooled and the source names them.
+        images: of each record, where it is a bag; None where it is an image.
+        found: where some images were left out, all that the reader has found.
+    """
+
+    labels: Sequence[str]
+    key: str
+    is_train: Tensor | None = None
+    classes: tuple[str, ...] | None = None
+    same: Callable[[], Tensor] | None = None
     bags: tuple[str, ...] | None = None
     images: Images | None = None
     found: Found | None = None

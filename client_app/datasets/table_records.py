@@ -74,7 +74,7 @@ class SourceTable:
             labels,
             "",
             split_of(columns.get("split"), file, left),
-            names(source.site_column, f"{group} ({source.site_column!r} of '{file}')"),
+            origin=names(source.site_column, f"{group} ({source.site_column!r} of '{file}')"),
             patients=names(
                 source.patient_column, f"patient ID (patient-column = {source.patient_column!r})"
             ),

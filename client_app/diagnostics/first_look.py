@@ -10,10 +10,9 @@ from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.extras import OF_DATA, check_installed
 from fedsurrogate.common.targets.number import Number
 
-from ..datasets.dataset import DataSource, folder_of, load_all
-from ..datasets.image_folders import IMAGE_SUFFIXES, find_table, in_class_folders, note_depth
+from ..datasets.dataset import DataSource, check_named, folder_of, load_all, read_schema
+from ..datasets.image_folders import find_table, in_class_folders, is_image, note_depth
 from ..datasets.left_out import LeftOut, is_file
-from ..datasets.schema import check_named, read_schema
 from ..datasets.source import some
 from ..node_config import NodeConfig
 
@@ -90,7 +89,9 @@ def list_data(node: NodeConfig, needed: bool = True) -> Listed:
             continue
         if found is None:
             try:
-                _add_tables(listed, source)
+                for data in load_all(replace(source, one_by_one=True), 0):
+                    listed.records += len(data)
+                    listed.classes |= {data.classes[label] for label in set(data.labels.tolist())}
             except (DataError, OSError):
                 if needed:
                     raise
@@ -110,12 +111,6 @@ def list_data(node: NodeConfig, needed: bool = True) -> Listed:
         of_classes = list_data(node.model_copy(update={"target_columns": ()}))
         listed.classes = of_classes.classes
     return listed
-
-
-def _add_tables(listed: Listed, source: DataSource) -> None:
-    for data in load_all(replace(source, one_by_one=True), 0):
-        listed.records += len(data)
-        listed.classes |= {data.classes[label] for label in set(data.labels.tolist())}
 
 
 def classes_to_confirm(node: NodeConfig, found: Collection[str]) -> list[str]:
@@ -186,9 +181,5 @@ def _in_folders(source: DataSource) -> tuple[Path, Sequence[tuple[Path, str]]] |
         return None
     (name,) = source.names
     root, table = find_table(folder_of(source, name), name)
-    wanted = is_file if source.kind == "dicom" else _is_image
+    wanted = is_file if source.kind == "dicom" else is_image
     return None if table is not None else (root, in_class_folders(root, wanted, LeftOut())[0])
-
-
-def _is_image(path: Path) -> bool:
-    return path.suffix.lower() in IMAGE_SUFFIXES

@@ -32,23 +32,21 @@ from fedsurrogate.common.run import Run
 from fedsurrogate.common.security.sealing import read_keys
 from fedsurrogate.common.version import own_version
 
-from ..datasets.dataset import Dataset, DataSource
+from ..datasets.dataset import Dataset, DataSource, check_run_classes, read_schema
 from ..datasets.left_out import attempt
 from ..datasets.partition import SiteShare, share
-from ..datasets.schema import check_run_classes, read_schema
 from ..datasets.source import some
 from ..features.device_processes import in_parts
 from ..features.site_features import examples_of, site_backbone, site_device
 from ..governance.gate import Gate, open_gate
 from ..governance.ledger import own_ledger
 from ..governance.policy import NO_LIMIT, check_confirmed, policy_of
-from ..governance.release import FALLBACK, check_dimension, why_held
-from ..governance.verdict import verdict
+from ..governance.release import FALLBACK, check_dimension, verdict, why_held
 from ..node_config import NodeConfig, is_protected, packages_of
 from ..offline.keys import coordinator_key
 from ..own_files import readable_by_others
 from ..processes.app_report import LEDGER, AppReport
-from .findings import Finding, State
+from .connection_checks import Finding, State
 from .first_look import check_classes, list_data
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ import logging
 import math
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
@@ -27,7 +28,8 @@ from fedsurrogate.common.backbones.power_transform import with_power
 from fedsurrogate.common.data_report import DataReport, Loss
 from fedsurrogate.common.errors import BackboneError, ConfigError, DataError
 from fedsurrogate.common.files import replace_file
-from fedsurrogate.common.image_histograms import histograms_of
+from fedsurrogate.common.image_histograms import Histogram, histograms_of, maker_among
+from fedsurrogate.common.machine import usable_cores
 from fedsurrogate.common.models.devices import pick_device
 from fedsurrogate.common.privacy.accounting import budget_warnings
 from fedsurrogate.common.run import Run
@@ -36,15 +38,57 @@ from fedsurrogate.common.surrogates.mixtures import LARGEST, SMALLEST, Frame, in
 from fedsurrogate.common.wire.records import INFO
 
 from ..datasets.dataset import Dataset
+from ..datasets.image_facts import SIDE, of_pixels
 from ..datasets.left_out import NoRecordsError, SourceError, attempt, described
 from ..datasets.partition import share
+from ..datasets.records import Facts
 from ..node_config import NodeConfig, is_protected
-from .cache import MIB, chunks, written
-from .extraction import Features, extract
-from .image_cells import image_cells
+from ..own_files import told_as
+from .extraction import MIB, Features, chunks, extract, written
 
 if TYPE_CHECKING:
     from fedsurrogate.common.wire.records import Record
+
+
+def image_cells(dataset: Dataset, histograms: Mapping[str, Histogram]) -> Tensor:
+    """The cell of each record in each histogram; of a bag those of its first image.
+
+    What a file does not state, and all of a broken one, is unknown. A record decides its own cells
+    alone.
+
+    Args:
+        dataset: the records.
+        histograms: by name, Q.
+
+    Returns:
+        (n, Q), float32.
+    """
+    if dataset.members is not None and dataset.whole is not None and dataset.rows is not None:
+        places, images = dataset.rows.tolist(), dataset.whole
+    else:
+        places, images = list(range(len(dataset))), dataset
+    with ThreadPoolExecutor(max(1, usable_cores())) as pool:
+        facts = pool.map(partial(_facts, images), places)
+        rows = [[_cell(name, own, each) for name, each in histograms.items()] for own in facts]
+    return torch.tensor(rows, dtype=torch.float32).reshape(len(places), len(histograms))
+
+
+def _facts(dataset: Dataset, row: int) -> Facts:
+    describe, facts = dataset.describe, Facts()
+    for read in (
+        None if describe is None else partial(describe, row),
+        None if dataset.opener is None else lambda: of_pixels(dataset.open_image(row, SIDE)),
+    ):
+        own = {} if read is None else attempt(read)
+        facts |= {} if isinstance(own, BaseException) else own
+    return facts
+
+
+def _cell(name: str, facts: Facts, histogram: Histogram) -> int:
+    value = facts.get(name)
+    if name == "maker" and isinstance(value, str):
+        value = maker_among(value, histogram.names)
+    return histogram.cell(value)
 
 
 log = logging.getLogger("fedsurrogate.site")
@@ -275,8 +319,6 @@ NO_FEATURES = "labels-only"
 BYTES = 4
 # Images that are opened again to say what is wrong with them, and faults that are named.
 MOST_REOPENED, MOST_FAULTS = 16, 4
-
-log = logging.getLogger("fedsurrogate.site")
 
 
 @dataclass(frozen=True)
@@ -632,14 +674,11 @@ def usable(
     if folder is None or not large:
         x = read(rows)
     else:
-        try:
+        what = f"features cannot be written to cache-dir '{folder}'"
+        with told_as(SourceError, what, "make room there"):
             x = written(
                 (read(rows[part]) for part in chunks(len(rows), dimension)), dimension, folder
             )
-        except OSError as error:
-            raise SourceError(
-                f"features cannot be written to cache-dir '{folder}' ({error}); make room there"
-            ) from error
     if not (finite := torch.cat(good)).all():
         rows = rows[finite]
     units = None if dataset.patients is None else tuple(dataset.patients[i] for i in rows.tolist())

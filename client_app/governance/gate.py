@@ -1,11 +1,12 @@
 """The gate that every release of a site passes: it checks requests and releases by the policy and
-by people's approvals, and charges the ledger.
+by people's approvals, lets only sealed replies leave where the policy asks for it (`require-seal`), and
+charges the ledger.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, date, datetime
 from fnmatch import fnmatchcase
@@ -16,25 +17,105 @@ from filelock import FileLock
 
 from fedsurrogate.common.errors import ConfigError, PolicyError
 from fedsurrogate.common.files import replace_file
-from fedsurrogate.common.methods.method import Work
 from fedsurrogate.common.privacy.accounting import GaussianEvent
 from fedsurrogate.common.privacy.mechanism import EXACT_COUNTS, HIDE_CLASSES, VARY_IN_SIZE
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.security.documents import SignedProposal, check_signed, read_setting
 from fedsurrogate.common.security.registrations import parse_receipts
 from fedsurrogate.common.security.sealing import read_keys
-from fedsurrogate.common.settings import DataKind
+from fedsurrogate.common.settings import CountingSettings, DataKind
 from fedsurrogate.common.wire.records import Info
 
+from ..datasets.dataset import check_class_folders, check_run_classes
 from ..datasets.partition import selection
-from ..datasets.schema import check_class_folders, check_run_classes
 from ..node_config import NodeConfig
+from ..own_files import told_as
 from .budget import check_budget, closed, runs_left, spent
 from .entries import Charged, Release
 from .ledger import Ledger, budget_of, own_ledger
-from .policy import Policy, check_confirmed, policy_of
-from .sealed_only import check_sealed_run
-from .work_limits import SiteLimits, check_size, check_work
+from .policy import PUBLIC_KINDS, Policy, check_confirmed, policy_of
+from .work_limits import SiteLimits, check_work
+
+# By kind of request: values that a sealed run needs to begin. Requests of other kinds are refused.
+IN_CLEAR: dict[str, tuple[str, ...]] = {
+    "name": (),
+    "identification": ("fingerprint", "dimension", "simulated", "key"),
+    "surrogate": ("simulated",),
+}
+# Requests of a run that counts, and the further ones if it is secure aggregation.
+COUNTING_REQUESTS, SUMMED_COUNTING_REQUESTS = (
+    ("name", "surrogate"),
+    ("identification", "sum-shares", "sum-list", "sum-open"),
+)
+
+
+def check_sealed_run(policy: Policy, sealed: bool, peers: str) -> None:
+    """Refuse a run that `require-seal` excludes.
+
+    Args:
+        policy: of the site.
+        sealed: whether the run encrypts replies for other sites.
+        peers: the site's own file of public keys; empty for none.
+
+    Raises:
+        PolicyError: for such a run.
+    """
+    if not policy.require_seal:
+        return
+    if not sealed:
+        raise PolicyError(
+            "require-seal = true: the run requests an unencrypted reply (fedpft.seal = false)"
+        )
+    if not peers:
+        raise PolicyError(
+            "require-seal = true, but the node-config names no peers: the coordinator could send "
+            "its own key as that of another site; set peers to a file with the lines that `site "
+            "offline key` prints at the other sites"
+        )
+
+
+def check_sealed_request(policy: Policy, sealed: bool, peers: str, work: str) -> None:
+    """Refuse a request whose reply is not encrypted. Called before the message's payload is read.
+
+    Args:
+        policy: of the site.
+        sealed: whether the run encrypts replies for other sites.
+        peers: the site's own file of public keys; empty for none.
+        work: kind of request.
+
+    Raises:
+        PolicyError: for such a request.
+    """
+    check_sealed_run(policy, sealed, peers)
+    if policy.require_seal and work not in IN_CLEAR:
+        raise PolicyError(
+            f"require-seal = true: the reply to a request for {work!r} would not be encrypted"
+        )
+
+
+def check_counting(counting: CountingSettings, summed: bool, work: str) -> None:
+    """Raise PolicyError for a request that a run which only counts does not need."""
+    if counting.kind != "none" and work not in (
+        *COUNTING_REQUESTS,
+        *(SUMMED_COUNTING_REQUESTS if summed else ()),
+    ):
+        raise PolicyError(
+            f"counting.kind = {counting.kind!r}: such a run makes no request for {work!r}"
+        )
+
+
+def in_clear(policy: Policy, work: str, info: Info) -> Info:
+    """The numbers in a reply that may leave unencrypted.
+
+    Args:
+        policy: of the site.
+        work: kind of request.
+        info: the numbers in the reply.
+    """
+    if not policy.require_seal:
+        return info
+    return {key: value for key, value in info.items() if key in IN_CLEAR[work]}
+
 
 # In the state folder: what this site's officer has decided, by the digest of a run's settings.
 DECISIONS, LOCK = "decisions.json", "decisions.lock"
@@ -120,61 +201,52 @@ class Allowed:
             )
 
 
-class Approvals:
-    """The rules of a site about who allows a run.
+def who_allows(policy: Policy, folder: Path, state: Path, digest: str, approval: str) -> Allowed:
+    """Who has allowed a run.
 
     Args:
         policy: of the site.
         folder: of the policy file, where its `approvers` are.
         state: the site's state folder, with the decisions of its officer.
+        digest: of the run that is asked for, `full_digest`.
+        approval: its setting of this name, the signed proposal; empty without one.
+
+    Raises:
+        PolicyError: too few have, or this site's officer has refused it.
+        ConfigError: a file of the site cannot be read.
     """
+    decision = decisions(state).get(digest)
+    if decision is not None and decision.answer == "refused":
+        raise PolicyError(
+            f"{decision.officer}, an officer of this site, has refused this run on "
+            f"{decision.time[:10]}"
+        )
+    signed = _proposal(approval)
+    names = _signers(policy, folder, digest, signed) if policy.require_approval else []
+    proposal = "" if signed is None else signed.proposal.id
+    # An approval is of one proposal, not of all that have its settings.
+    if decision is not None and decision.covers(signed, datetime.now(UTC).date()):
+        names.append(f"here {decision.officer}")
+        proposal = decision.proposal
+    elif policy.require_officer:
+        raise PolicyError(
+            "require-officer = true: no officer of this site has approved this proposal, or its "
+            "last day has passed (`site approve`)"
+        )
+    return Allowed(proposal if names else "", ", ".join(names))
 
-    def __init__(self, policy: Policy, folder: Path, state: Path) -> None:
-        self._policy, self._folder, self._state = policy, folder, state
 
-    def check(self, digest: str, approval: str) -> Allowed:
-        """Who has allowed a run.
-
-        Args:
-            digest: of the run that is asked for, `full_digest`.
-            approval: its setting of this name, the signed proposal; empty without one.
-
-        Raises:
-            PolicyError: too few have, or this site's officer has refused it.
-            ConfigError: a file of the site cannot be read.
-        """
-        decision = decisions(self._state).get(digest)
-        if decision is not None and decision.answer == "refused":
-            raise PolicyError(
-                f"{decision.officer}, an officer of this site, has refused this run on "
-                f"{decision.time[:10]}"
-            )
-        signed = _proposal(approval)
-        names = self._signers(digest, signed) if self._policy.require_approval else []
-        proposal = "" if signed is None else signed.proposal.id
-        # An approval is of one proposal, not of all that have its settings.
-        if decision is not None and decision.covers(signed, datetime.now(UTC).date()):
-            names.append(f"here {decision.officer}")
-            proposal = decision.proposal
-        elif self._policy.require_officer:
-            raise PolicyError(
-                "require-officer = true: no officer of this site has approved this proposal, or its "
-                "last day has passed (`site approve`)"
-            )
-        return Allowed(proposal if names else "", ", ".join(names))
-
-    def _signers(self, digest: str, signed: SignedProposal | None) -> list[str]:
-        fewest = self._policy.require_approval
-        known = read_keys(self._folder / self._policy.approvers)
-        if signed is None:
-            raise PolicyError(
-                f"require-approval = {fewest}: the run has no signed proposal (`coordinator "
-                "approval propose`)"
-            )
-        try:
-            return check_signed(signed, digest, known, fewest, datetime.now(UTC).date())
-        except ConfigError as error:
-            raise PolicyError(f"require-approval = {fewest}: {error}") from None
+def _signers(policy: Policy, folder: Path, digest: str, signed: SignedProposal | None) -> list[str]:
+    fewest, known = policy.require_approval, read_keys(folder / policy.approvers)
+    if signed is None:
+        raise PolicyError(
+            f"require-approval = {fewest}: the run has no signed proposal (`coordinator "
+            "approval propose`)"
+        )
+    try:
+        return check_signed(signed, digest, known, fewest, datetime.now(UTC).date())
+    except ConfigError as error:
+        raise PolicyError(f"require-approval = {fewest}: {error}") from None
 
 
 def _proposal(approval: str) -> SignedProposal | None:
@@ -224,17 +296,16 @@ def decide(state: Path, digest: str, decision: Decision) -> None:
         raise ConfigError(
             f"officer {decision.officer[:80]!r}: must be a name of 1 to {LONGEST_NAME} characters"
         )
-    try:
+    with told_as(ConfigError, f"{state / DECISIONS} cannot be written", "nothing is decided"):
         state.mkdir(parents=True, exist_ok=True)
         # Of two people who decide at once, neither loses what the other has decided.
         with FileLock(state / LOCK):
             known = decisions(state) | {digest: decision}
             content = {key: asdict(each) for key, each in known.items()}
             replace_file(state / DECISIONS, json.dumps(content, indent=2, sort_keys=True) + "\n")
-    except OSError as error:
-        raise ConfigError(f"{state / DECISIONS} cannot be written ({error.strerror})") from None
 
 
+PUBLIC = NodeConfig()
 # A third is written with any number of digits.
 SHARE_TOLERANCE = 1e-3
 
@@ -246,21 +317,17 @@ class Gate:
     Attributes:
         policy: what the site allows.
         ledger: of the folder of data.
+
+    Args:
+        policy: see the attribute.
+        ledger: see the attribute.
+        node: the site's settings; of public data, whose runs nobody has to allow, the peers alone.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        ledger: Ledger,
-        peers: str = "",
-        approvals: Approvals | None = None,
-        node: NodeConfig | None = None,
-    ) -> None:
+    def __init__(self, policy: Policy, ledger: Ledger, node: NodeConfig = PUBLIC) -> None:
         self.policy = policy
         self.ledger = ledger
-        self._peers = peers
-        self._approvals = approvals
-        self._node = NodeConfig() if node is None else node
+        self._node = node
         self._budget = budget_of(policy, bool(self._node.bag_column))
         # The settings that select the records of the runs that were checked, by their digest.
         self._selections: dict[str, Mapping[str, str]] = {}
@@ -280,8 +347,12 @@ class Gate:
         check_run_classes(self._node, run.settings.classes)
         if not run.private:
             self._selections[run.full_digest] = selection(run, self._node)
-        if self._approvals is not None:
-            allowed = self._approvals.check(run.full_digest, run.settings.approval)
+        node = self._node
+        if node.data not in PUBLIC_KINDS:
+            folder = Path(node.policy).expanduser().parent if node.policy else node.state
+            allowed = who_allows(
+                self.policy, folder, node.state, run.full_digest, run.settings.approval
+            )
             if allowed.by and run.maps and not run.settings.features.digest:
                 raise PolicyError(
                     "features.digest is empty, so people have not signed which public map the run "
@@ -305,7 +376,7 @@ class Gate:
 
     def _check_policy(self, run: Run) -> None:
         policy = self.policy
-        check_sealed_run(policy, run.settings.fedpft.seal, self._peers)
+        check_sealed_run(policy, run.settings.fedpft.seal, self._node.peers)
         if policy.require_secure_aggregation and not run.settings.secure_aggregation:
             raise PolicyError(
                 "require-secure-aggregation = true: the run would show this site's part alone (secure-aggregation "
@@ -368,7 +439,7 @@ class Gate:
         aggregation or not. A sealed chain message comes from another hospital, whose key is known.
         """
         allowed = self.policy.exact_sums_at_models or self.exact_counts(run)
-        relayed = run.settings.fedpft.seal and self._peers
+        relayed = run.settings.fedpft.seal and self._node.peers
         if run.plan.messages.receives and not (allowed or relayed):
             raise PolicyError(
                 "exact-sums-at-models = false: the run has no noise (epsilon = 0), and what this "
@@ -376,19 +447,6 @@ class Gate:
                 "be made to show single records; the run needs epsilon, or this site's policy "
                 "exact-sums-at-models = true"
             )
-
-    def check_size(self, work: Callable[[int, int], Work], dimension: int, classes: int) -> None:
-        """Refuse features of a dimension that takes more memory than the policy allows.
-
-        Args:
-            work: of a run, for numbers of classes and dimensions.
-            dimension: of the features.
-            classes: number of classes.
-
-        Raises:
-            PolicyError: if a limit is exceeded.
-        """
-        check_size(work(classes, dimension), self.policy, dimension, classes)
 
     def smallest_class(self, mechanism: str) -> int:
         """Number of records that a class needs to be released; one where noise hides which classes
@@ -466,7 +524,7 @@ class Gate:
             release = replace(release, unit=self.unit_of(release))
         else:
             release = replace(release, selection=self._selections.get(release.run, {}))
-        if self._approvals is None:
+        if self._node.data in PUBLIC_KINDS:
             return release
         allowed = self._allowed.get(release.run, Allowed())
         needed = self.policy.require_approval or self.policy.require_officer
@@ -553,9 +611,9 @@ def open_gate(node: NodeConfig, data: DataKind, flower_run: str) -> Gate:
     own, policy = own_ledger(node), policy_of(node)
     if own is None:
         name = f"{node.data or data}-{node.partition_id}-of-{node.num_partitions}"
-        return Gate(policy, Ledger(node.state / "public" / flower_run, name), node.peers)
-    folder = Path(node.policy).expanduser().parent if node.policy else node.state
-    return Gate(policy, own, node.peers, Approvals(policy, folder, node.state), node)
+        ledger = Ledger(node.state / "public" / flower_run, name)
+        return Gate(policy, ledger, NodeConfig(peers=node.peers))
+    return Gate(policy, own, node)
 
 
 def open_ledger(node: NodeConfig) -> Ledger:

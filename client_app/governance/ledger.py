@@ -36,6 +36,7 @@ from fedsurrogate.common.privacy.accounting import (
 from fedsurrogate.common.security.registrations import Receipt
 
 from ..node_config import NodeConfig
+from ..own_files import told_as
 from .budget import Budget, check_budget
 from .entries import Entry, Release, canonical, chained, digest, events_of, non_private_releases
 from .policy import PUBLIC_KINDS, Policy
@@ -104,14 +105,10 @@ class CheckLog:
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            raise LedgerError(
-                f"the ledger's check log {str(self.file)!r} cannot be read ({error}); {DECIDE}"
-            ) from None
+            raise self._untrusted(f"cannot be read ({error})") from None
         match = FORM.fullmatch(text)
         if match is None or match[1] != self.dataset:
-            raise LedgerError(
-                f"the ledger's check log {str(self.file)!r} is damaged, or of other data; {DECIDE}"
-            )
+            raise self._untrusted("is damaged, or of other data")
         return CheckLogEntry(int(match[2]), int(match[3]), match[4], match[5])
 
     def begin(self, length: int, last: str) -> None:
@@ -128,7 +125,7 @@ class CheckLog:
         """Write the ledger's new length and last hash. Only then may the release leave."""
         before = self.read()
         if before is None:
-            raise LedgerError(f"the ledger's check log {str(self.file)!r} is gone; {DECIDE}")
+            raise self._untrusted("is gone")
         if (before.length, before.last) != (length, last):
             self._write(replace(before, length=length, last=last))
 
@@ -147,15 +144,11 @@ class CheckLog:
         """Record that a request by file was answered. Only then may the bundle leave."""
         known = self.answered()
         if request not in known:
-            try:
+            with told_as(LedgerError, f"{str(self._answers)!r} cannot be written", PLACE):
                 replace_file(
                     self._answers,
                     "".join(f"{each}\n" for each in sorted({*known, request})).encode(),
                 )
-            except OSError as error:
-                raise LedgerError(
-                    f"{str(self._answers)!r} cannot be written ({error}); {PLACE}"
-                ) from None
 
     @property
     def _answers(self) -> Path:
@@ -168,9 +161,7 @@ class CheckLog:
         if seen is None:
             if not hashes:
                 raise LedgerError(f"no ledger is open for data set {self.dataset}; {OPEN}")
-            raise LedgerError(
-                f"the ledger's check log {str(self.file)!r} is missing, the ledger is not; {DECIDE}"
-            )
+            raise self._untrusted("is missing, the ledger is not")
         if len(hashes) < seen.length:
             raise LedgerError(
                 f"the ledger has {len(hashes)} entries, but {self.file} has seen {seen.length}; "
@@ -230,13 +221,13 @@ class CheckLog:
             f"witness 1 {self.dataset} {content.opened} {content.length} {content.last} "
             f"{content.secret}\n"
         )
-        try:
+        what = f"the ledger's check log {str(self.file)!r} cannot be written"
+        with told_as(LedgerError, what, PLACE):
             self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             replace_file(self.file, line.encode())
-        except OSError as error:
-            raise LedgerError(
-                f"the ledger's check log {str(self.file)!r} cannot be written ({error}); {PLACE}"
-            ) from None
+
+    def _untrusted(self, why: str) -> LedgerError:
+        return LedgerError(f"the ledger's check log {str(self.file)!r} {why}; {DECIDE}")
 
     def check_place(self) -> None:
         """Raise LedgerError for a check log inside `state-dir`: a restored backup would replace both."""
@@ -502,22 +493,13 @@ class Ledger:
         """
         from filelock import FileLock
 
-        try:
+        ledger = f"ledger {str(self.path)!r}"
+        with told_as(LedgerError, f"{ledger} cannot be locked", REMEDY):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             lock = FileLock(self.path.with_suffix(".lock"))
-            lock.acquire(timeout=LOCK_SECONDS, poll_interval=0.01)
-        except OSError as error:
-            raise LedgerError(
-                f"ledger {str(self.path)!r} cannot be locked ({error}); {REMEDY}"
-            ) from None
-        try:
+            held = lock.acquire(timeout=LOCK_SECONDS, poll_interval=0.01)
+        with held, told_as(LedgerError, f"{ledger} cannot be read or written", REMEDY):
             yield
-        except OSError as error:
-            raise LedgerError(
-                f"ledger {str(self.path)!r} cannot be read or written ({error}); {REMEDY}"
-            ) from None
-        finally:
-            lock.release()
 
     def _read(self) -> list[Entry]:
         """All entries, header first, each checked; repairs an interrupted write."""
@@ -533,19 +515,16 @@ class Ledger:
         behind = len(entries) - anchored
         # Without a head, at most the header itself was written.
         if behind not in (0, 1) or (anchored and entries[anchored - 1]["hash"] != last):
-            raise LedgerError(
-                f"ledger {str(self.path)!r} has {len(entries)} entries, but {self.head.name} "
-                f"counts {anchored}: lines were removed, or one of the files was replaced; {REMEDY}"
+            raise self._untrusted(
+                f" has {len(entries)} entries, but {self.head.name} counts {anchored}: lines were "
+                "removed, or one of the files was replaced"
             )
         late = self.check_log is not None and self.check_log.compare(
             [entry["hash"] for entry in entries]
         )
         if torn:
             if behind:
-                raise LedgerError(
-                    f"ledger {str(self.path)!r} ends in half a line, which no kill can leave; "
-                    f"{REMEDY}"
-                )
+                raise self._untrusted(" ends in half a line, which no kill can leave")
             with self.path.open("r+b") as file:
                 file.truncate(len(content) - len(torn))
                 os.fsync(file.fileno())
@@ -565,24 +544,17 @@ class Ledger:
             except (ValueError, KeyError, TypeError, RecursionError):
                 broken = True
             if broken:
-                raise LedgerError(
-                    f"ledger {str(self.path)!r}, line {number + 1}: edited, moved or damaged; "
-                    f"{REMEDY}"
-                )
+                raise self._untrusted(f", line {number + 1}: edited, moved or damaged")
             entries.append(entry)
-        if entries and (entries[0].get("kind"), entries[0].get("dataset")) != (
-            "header",
-            self.dataset,
-        ):
-            raise LedgerError(
-                f"ledger {str(self.path)!r} is that of data set {entries[0].get('dataset')!r}; "
-                f"{REMEDY}"
-            )
-        if entries and entries[0].get("format") != FORMAT:
-            raise LedgerError(
-                f"ledger {str(self.path)!r} has a format other than {FORMAT}; {REMEDY}"
-            )
+        first = entries[0] if entries else self._header()
+        if (first.get("kind"), first.get("dataset")) != ("header", self.dataset):
+            raise self._untrusted(f" is that of data set {first.get('dataset')!r}")
+        if first.get("format") != FORMAT:
+            raise self._untrusted(f" has a format other than {FORMAT}")
         return entries
+
+    def _untrusted(self, why: str) -> LedgerError:
+        return LedgerError(f"ledger {str(self.path)!r}{why}; {REMEDY}")
 
     def _read_head(self) -> tuple[int, str]:
         try:

@@ -360,9 +360,19 @@ def check_confirmed(node: NodeConfig, policy: Policy) -> None:
         )
 
 
-def confirm_policy(node: NodeConfig, policy: Policy) -> None:
-    """Keep that a person has confirmed a policy, which is in force from then on. Raises OSError."""
-    _keep_in_force(node, policy, "")
+def confirm_policy(node: NodeConfig, policy: Policy, digest: str = "") -> None:
+    """Keep a policy that a person has confirmed, or that is no looser, which is in force from then on.
+
+    Args:
+        node: the site's settings.
+        policy: as it is now.
+        digest: of its files, where the log has named it.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    content = {"sha256": digest, "policy": policy.model_dump(mode="json")}
+    replace_file(node.state / IN_FORCE, json.dumps(content, indent=1))
 
 
 def note_policy(node: NodeConfig, policy: Policy) -> None:
@@ -383,7 +393,7 @@ def note_policy(node: NodeConfig, policy: Policy) -> None:
         )
         if policy.irrevocable:
             log.warning("%s", policy.irrevocable)
-        _keep_in_force(node, policy, digest)
+        confirm_policy(node, policy, digest)
 
 
 def _digest_in_force(node: NodeConfig) -> str:
@@ -391,11 +401,6 @@ def _digest_in_force(node: NodeConfig) -> str:
         return str(json.loads((node.state / IN_FORCE).read_text())["sha256"])
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return ""
-
-
-def _keep_in_force(node: NodeConfig, policy: Policy, digest: str) -> None:
-    content = {"sha256": digest, "policy": policy.model_dump(mode="json")}
-    replace_file(node.state / IN_FORCE, json.dumps(content, indent=1))
 
 
 def load_policy(file: str) -> Policy:

@@ -1,5 +1,6 @@
 """A release before it leaves: a method's packed output, and its entry for the ledger; and replies
-that are not charged, which must not depend on the data.
+that are not charged, which must not depend on the data. And whether this site would take part in a run, the
+one answer of gate, doctor and `site check`.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ import torch
 
 from fedsurrogate.common.backbones.backbones import Backbone
 from fedsurrogate.common.backbones.power_transform import with_power
-from fedsurrogate.common.errors import ConfigError, LedgerError
+from fedsurrogate.common.errors import ConfigError, FedSurrogateError, LedgerError
 from fedsurrogate.common.extras import check_packages
 from fedsurrogate.common.files import put_in_place, replace_file, stage_file
 from fedsurrogate.common.methods.method import Combination, load
+from fedsurrogate.common.privacy.accounting import budget_warnings
 from fedsurrogate.common.privacy.mechanism import EXACT_COUNTS
 from fedsurrogate.common.run import Run
 
-from ..datasets.dataset import DataSource
+from ..datasets.dataset import DataSource, read_schema
 from ..datasets.left_out import SourceError, cause_of, described, ends_process
 from ..datasets.partition import check_settings
-from ..datasets.schema import read_schema
 from ..features.site_features import (
     NO_FEATURES,
     LabelledFeatures,
@@ -38,9 +39,11 @@ from ..features.site_features import (
 )
 from ..methods.job import Job, MethodOutput, SiteRequest
 from ..node_config import NodeConfig, is_protected, packages_of
+from ..own_files import told_as
 from .entries import Release
 from .gate import Gate
 from .ledger import dataset_id
+from .work_limits import check_size
 
 T = TypeVar("T")
 # Larger than what `hold` writes.
@@ -82,13 +85,13 @@ def check_room(node: NodeConfig) -> None:
         LedgerError: whatever the records are.
     """
     file = _file(node)
-    try:
+    with told_as(
+        LedgerError,
+        f"'{file}' could not be written",
+        "so the records could not be held after a failure that may be about one of them; make "
+        "room, and let this user write there",
+    ):
         stage_file(file, bytes(ROOM), durable=False).unlink()
-    except OSError as error:
-        raise LedgerError(
-            f"'{file}' could not be written ({error}), so the records could not be held after a "
-            "failure that may be about one of them; make room, and let this user write there"
-        ) from None
 
 
 def why_held(node: NodeConfig) -> str:
@@ -134,8 +137,7 @@ def _empty(run: Run, node: NodeConfig) -> tuple[SiteFeatures, Backbone | None]:
     check_settings(run.settings, node)
     # With records alone a missing package would look like records that cannot be used.
     check_packages(packages_of(run, node))
-    schema, backbone = read_schema(DataSource.of_node(node, run)), None
-    dimension, fingerprint = schema.dimension, schema.fingerprint
+    (dimension, fingerprint), backbone = read_schema(DataSource.of_node(node, run)), None
     if run.settings.counting.kind == "survey":
         dimension, fingerprint = max(1, len(run.settings.counting.images)), NO_FEATURES
     if not dimension:
@@ -282,7 +284,8 @@ def prepare(request: SiteRequest, gate: Gate, affordable: bool = True) -> Prepar
 
     def make(site_features: SiteFeatures, node: NodeConfig) -> tuple[MethodOutput, int, float]:
         named = max(len(site_features.classes), len(run.settings.classes))
-        gate.check_size(run.plan.work, site_features.train.features.shape[1], named)
+        dimension = site_features.train.features.shape[1]
+        check_size(run.plan.work(named, dimension), gate.policy, dimension, named)
         started, job = time.perf_counter(), replace(request, node=node).job(site_features, limits)
         return site_function(run.plan.combination)(job), job.round, time.perf_counter() - started
 
@@ -387,17 +390,63 @@ def charge_and_release(
             for file, temporary in staged.items():
                 # Flushed before the release leaves: after a power failure, a site must not mask a
                 # second vector with the same masks.
-                _put(temporary, file)
+                with told_as(
+                    LedgerError, f"{file} cannot be written", "the charged release does not leave"
+                ):
+                    put_in_place(temporary, file)
     except BaseException:
         for temporary in staged.values():
             temporary.unlink(missing_ok=True)
         raise
 
 
-def _put(temporary: Path, file: Path) -> None:
+@dataclass(frozen=True)
+class Verdict:
+    """The gate's answer to a run.
+
+    Attributes:
+        refusal: why it would refuse the run; empty if it would let it begin.
+        spent: the part of epsilon-total that is spent.
+        total: epsilon-total.
+        runs_left: such runs that fit; None without privacy.
+        warnings: of budget, in words.
+    """
+
+    refusal: str
+    spent: float
+    total: float
+    runs_left: int | None
+    warnings: tuple[str, ...]
+
+    @property
+    def left(self) -> float:
+        """The part of epsilon-total that is left."""
+        return max(0.0, self.total - self.spent)
+
+
+def verdict(run: Run, gate: Gate, node: NodeConfig, records: int = 0) -> Verdict:
+    """Ask the gate what it does with each request of a run, and before each release.
+
+    Nothing is computed, charged or sent. It depends on settings, policy and ledger, never on records.
+
+    Args:
+        run: of the coordinator.
+        gate: of this site.
+        node: the site's settings.
+        records: number of training records, for a warning about delta; 0 if it is not known.
+
+    Raises:
+        LedgerError: the ledger cannot be trusted.
+    """
+    own, refusal, left = run.settings, "", None
     try:
-        put_in_place(temporary, file)
-    except OSError as error:
-        raise LedgerError(
-            f"{file} cannot be written ({error}), so the charged release does not leave"
-        ) from None
+        gate.check_request(run)
+        gate.check_planned(planned(SiteRequest(run, node, node.site, flower_run="check", info={})))
+    except FedSurrogateError as error:
+        refusal = str(error)
+    warnings = budget_warnings(own.epsilon, own.delta, records)
+    if run.mechanism is not None:
+        left = gate.runs_left(run.mechanism.events)
+        if not left and not refusal:
+            warnings = ["some of its rounds would be refused: ask for a smaller epsilon", *warnings]
+    return Verdict(refusal, gate.spent(), gate.policy.epsilon_total, left, tuple(warnings))

@@ -25,6 +25,7 @@ from fedsurrogate.common.methods.method import Work
 from fedsurrogate.common.settings import BackboneSettings, Section, Settings
 
 from ..node_config import NodeConfig
+from ..own_files import told_as
 
 
 @dataclass(frozen=True)
@@ -176,18 +177,17 @@ def check_work(work: Work, limits: WorkLimits, settings: Settings) -> None:
     Raises:
         PolicyError: for settings that need more work or memory than the limits allow.
     """
+    channels = {"pixels": 1, "pixels:rgb": 3}.get(settings.backbone, 0)
     _check_limits(
         limits,
         most_classes=len(settings.classes),
         longest_class_name=max(map(len, settings.classes), default=0),
-    )
-    _check_limits(limits, largest_image_size=settings.image_size, most_rounds=work.rounds)
-    if settings.backbone in ("pixels", "pixels:rgb"):
-        channels = 3 if settings.backbone == "pixels:rgb" else 1
-        _check_limits(limits, largest_dimension=channels * settings.image_size**2)
-    _check_limits(limits, most_steps=work.steps, most_passes=work.passes, largest_width=work.width)
-    _check_limits(
-        limits,
+        largest_image_size=settings.image_size,
+        most_rounds=work.rounds,
+        largest_dimension=channels * settings.image_size**2,
+        most_steps=work.steps,
+        most_passes=work.passes,
+        largest_width=work.width,
         most_components=work.components,
         largest_rank=work.rank,
         most_synthetic=work.synthetic,
@@ -208,8 +208,13 @@ def check_size(work: Work, limits: WorkLimits, dimension: int, classes: int) -> 
     Raises:
         PolicyError: for the first limit that is exceeded.
     """
-    _check_limits(limits, largest_dimension=dimension, most_classes=classes)
-    _check_limits(limits, most_synthetic=work.synthetic, most_numbers=work.numbers)
+    _check_limits(
+        limits,
+        largest_dimension=dimension,
+        most_classes=classes,
+        most_synthetic=work.synthetic,
+        most_numbers=work.numbers,
+    )
 
 
 def admit(images: BackboneSettings, node: NodeConfig, limits: WorkLimits, flower_run: str) -> None:
@@ -233,15 +238,12 @@ def admit(images: BackboneSettings, node: NodeConfig, limits: WorkLimits, flower
 
     file, now = node.state / REQUESTS_FILE, time.time()
     features = hashlib.sha256(repr((images.backbone, images.image_size)).encode()).hexdigest()[:16]
-    try:
+    what = f"{str(file)!r}, which counts requests, cannot be written"
+    with told_as(StorageError, what, "nothing is done"):
         file.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{file}.lock", timeout=60):
             counts = _counted(_read_counts(file), features, limits, flower_run, now)
             replace_file(file, json.dumps(counts), durable=False)
-    except OSError as error:
-        raise StorageError(
-            f"{str(file)!r}, which counts requests, cannot be written ({error}); nothing is done"
-        ) from None
 
 
 def _counted(
@@ -250,20 +252,17 @@ def _counted(
     first, number = counts["runs"].get(flower_run, (now, 0))
     recent = [at for at in counts["requests"] if now - HOUR < at <= now]
     extractions = {key: at for key, at in counts["extractions"].items() if now - DAY < at <= now}
+    extractions[features] = now
     _check_limits(
         limits,
         most_seconds=max(0.0, now - first),
         requests_per_run=number + 1,
         requests_per_hour=len(recent) + 1,
+        extractions_per_day=len(extractions),
     )
-    _check_limits(limits, extractions_per_day=len(extractions | {features: now}))
     runs = counts["runs"] | {flower_run: (first, number + 1)}
     kept = sorted(runs.items(), key=lambda item: item[1][0])[-RUNS_KEPT:]
-    return {
-        "runs": dict(kept),
-        "requests": [*recent, now],
-        "extractions": extractions | {features: now},
-    }
+    return {"runs": dict(kept), "requests": [*recent, now], "extractions": extractions}
 
 
 def _read_counts(file: Any) -> dict[str, Any]:

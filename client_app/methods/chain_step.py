@@ -16,7 +16,7 @@ from fedsurrogate.common.wire.records import Info
 
 from ..node_config import NodeConfig
 from ..offline.keys import private_key, received_keys
-from .baselines import compare
+from .evaluation import compare
 from .job import Job, MethodOutput
 
 Step = Callable[[Job], tuple[MethodOutput, Head]]

@@ -26,7 +26,7 @@ from fedsurrogate.common.wire.model_proto import unpack_parameters
 from fedsurrogate.common.wire.records import Info
 from fedsurrogate.common.wire.surrogate_proto import public_digest
 
-from ..features.cache import chunks, written
+from ..features.extraction import chunks, written
 from ..features.site_features import SiteFeatures, frame_of, framed
 from ..governance.work_limits import NO_LIMITS, SiteLimits
 from ..node_config import NodeConfig

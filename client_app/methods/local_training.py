@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.identity import distinct_names
@@ -20,7 +21,8 @@ from fedsurrogate.common.models.parameters import Parameters, Tensors, check_upd
 from fedsurrogate.common.models.training_parts import UncompiledSGD, draw, train_on_features
 
 if TYPE_CHECKING:
-    from fedsurrogate.common.settings import FedAvgSettings, Model
+    from fedsurrogate.common.settings import FedAvgSettings, HeadSettings, Model
+    from fedsurrogate.common.surrogates.surrogates import Header
     from fedsurrogate.common.targets.target import Objective
 
     from .job import Job, MethodOutput
@@ -32,7 +34,7 @@ Losses = Callable[[Tensor, Tensor], Tensor]
 
 def class_losses(outputs: Tensor, labels: Tensor) -> Tensor:
     """Cross-entropy of each record (n,)."""
-    return torch.nn.functional.cross_entropy(outputs, labels, reduction="none")
+    return cross_entropy(outputs, labels, reduction="none")
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,9 @@ class Variant:
 PLAIN = Variant()
 
 
-def network(kind: Model, inputs: int, classes: int, tensors: Tensors) -> nn.Module:
+def network(
+    kind: Model, inputs: int, classes: int, tensors: Tensors, objective: Objective | None = None
+) -> nn.Module:
     """A network with a copy of these parameters.
 
     Args:
@@ -67,28 +71,19 @@ def network(kind: Model, inputs: int, classes: int, tensors: Tensors) -> nn.Modu
         inputs: d, numbers in the features of a record.
         classes: number of classes.
         tensors: the parameters, by name.
-    """
-    module = build(kind, inputs, classes, tensors)
-    module.load_state_dict({name: tensor.clone() for name, tensor in tensors.items()})
-    return module
-
-
-def network_of_target(objective: Objective, inputs: int, tensors: Tensors) -> nn.Module:
-    """The linear model of another target than classes, with a copy of these parameters.
-
-    Args:
-        objective: of the target.
-        inputs: d, numbers in the features of a record.
-        tensors: the parameters, by name.
+        objective: of another target than classes, whose model is linear.
 
     Raises:
         SurrogateError: for parameters of another model.
     """
-    module = of_target(objective, inputs)
-    wanted = {name: parameter.shape for name, parameter in module.named_parameters()}
-    if wanted != {name: tensor.shape for name, tensor in tensors.items()}:
-        raise SurrogateError(f"a model that is not the run's, for {inputs} features")
-    module.load_state_dict({name: tensor.clone() for name, tensor in tensors.items()})
+    if objective is None:
+        module = build(kind, inputs, classes, tensors)
+    else:
+        module = of_target(objective, inputs)
+        wanted = {name: parameter.shape for name, parameter in module.named_parameters()}
+        if wanted != {name: tensor.shape for name, tensor in tensors.items()}:
+            raise SurrogateError(f"a model that is not the run's, for {inputs} features")
+    module.load_state_dict(dict(tensors))
     return module
 
 
@@ -159,7 +154,7 @@ def train(
     steps = 0
     if settings.augment:
         module, features = split_input(module, features)
-    for rows in _batches(len(labels), settings, generator):
+    for rows in batches(len(labels), settings.local_epochs, settings.batch_size, generator):
         optimiser.zero_grad()
         change = draw(settings.augment, generator)
         losses = variant.losses(module(change(features[rows])), labels[rows])
@@ -178,37 +173,52 @@ def train(
     return steps
 
 
-def _batches(count: int, settings: FedAvgSettings, generator: torch.Generator) -> Iterator[Tensor]:
-    for _ in range(settings.local_epochs):
-        yield from torch.split(torch.randperm(count, generator=generator), settings.batch_size)
+def batches(count: int, epochs: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """Rows of each step, in a new order for each epoch.
+
+    Args:
+        count: of records.
+        epochs: passes over them.
+        size: of a batch at most.
+        generator: of the order.
+    """
+    for _ in range(epochs if count else 0):
+        yield from torch.split(torch.randperm(count, generator=generator), size)
 
 
 def own_head(job: Job) -> MethodOutput:
     """The head that a site releases."""
+    features, labels, frame = job.own_data(job.classes)
+    header, own = job.header(job.classes, frame), job.run.settings
+    return _sent(_trained((own.head, own.seed), features, labels, header), len(labels))
+
+
+def local_head(job: Job) -> Head:
+    """The head that this site has without a federation."""
+    features, labels, frame = job.own_data(job.found.classes)
+    header, own = job.header(job.found.classes, frame), job.run.settings
+    return _trained((own.head, own.seed), features, labels, header)
+
+
+def _trained(
+    own: tuple[HeadSettings, int],
+    features: Tensor,
+    targets: Tensor,
+    header: Header,
+    loss: Losses = cross_entropy,
+) -> Head:
+    """A head, trained by these settings and with this seed."""
+    return Head(header, *train_on_features(features, targets, len(header.classes), *own, loss))
+
+
+def _sent(head: Head, records: int) -> MethodOutput:
     # Training alone needs no messages, and runs where their packages are not installed.
     from fedsurrogate.common.wire.model_proto import pack_parameters
 
     from .job import MethodOutput
 
-    features, labels, frame = job.own_data(job.classes)
-    weight, bias = train_on_features(
-        features, labels, len(job.classes), job.run.settings.head, job.run.settings.seed
-    )
-    header = job.header(job.classes, frame)
-    tensors = {"weight": weight, "bias": bias}
-    return MethodOutput(pack_parameters(Parameters(header, 1, tensors, len(labels))))
-
-
-def local_head(job: Job) -> Head:
-    """The head that this site has without a federation."""
-    classes = job.found.classes
-    features, labels, frame = job.own_data(classes)
-    return Head(
-        job.header(classes, frame),
-        *train_on_features(
-            features, labels, len(classes), job.run.settings.head, job.run.settings.seed
-        ),
-    )
+    tensors = {"weight": head.weight, "bias": head.bias}
+    return MethodOutput(pack_parameters(Parameters(head.header, 1, tensors, records)))
 
 
 def distil_chain(job: Job) -> MethodOutput:
@@ -236,46 +246,33 @@ def distil(job: Job) -> tuple[MethodOutput, Head]:
 
     Source: Hinton et al. 2015.
     """
-    from fedsurrogate.common.wire.model_proto import pack_parameters, unpack_parameters
-
-    from .job import MethodOutput
+    from fedsurrogate.common.wire.model_proto import unpack_parameters
 
     classes = _classes(job.info)
     features, labels = job.training_data(classes)
-    run = job.run
+    run, header = job.run, job.header(classes)
+    own = run.settings.head, run.settings.seed
     if job.payload is None:
-        weight, bias = train_on_features(
-            features, labels, len(classes), run.settings.head, run.settings.seed
-        )
-    else:
-        teacher = unpack_parameters(job.payload)
-        header = teacher.header
-        if (header.classes, header.run, header.fingerprint) != (
-            classes,
-            run.digest,
-            job.found.fingerprint,
-        ):
-            raise SurrogateError("a head of another run, of other classes, or for another backbone")
-        check_update(
-            teacher,
-            {"weight": (len(classes), features.shape[1]), "bias": (len(classes),)},
-            1,
-            private=False,
-        )
-        lessons = features @ teacher.tensors["weight"].T + teacher.tensors["bias"]
-        weight, bias = train_on_features(
-            features,
-            torch.cat([labels[:, None], lessons], 1),
-            len(classes),
-            run.settings.head,
-            run.settings.seed,
-            _loss(run.settings.baseline.temperature),
-        )
-    head = Head(job.header(classes), weight, bias)
-    made = MethodOutput(
-        pack_parameters(Parameters(head.header, 1, {"weight": weight, "bias": bias}, len(labels)))
+        head = _trained(own, features, labels, header)
+        return _sent(head, len(labels)), head
+    teacher = unpack_parameters(job.payload)
+    stated = teacher.header
+    if (stated.classes, stated.run, stated.fingerprint) != (
+        classes,
+        run.digest,
+        job.found.fingerprint,
+    ):
+        raise SurrogateError("a head of another run, of other classes, or for another backbone")
+    check_update(
+        teacher,
+        {"weight": (len(classes), features.shape[1]), "bias": (len(classes),)},
+        1,
+        private=False,
     )
-    return made, head
+    lessons = features @ teacher.tensors["weight"].T + teacher.tensors["bias"]
+    targets = torch.cat([labels[:, None], lessons], 1)
+    head = _trained(own, features, targets, header, _loss(run.settings.baseline.temperature))
+    return _sent(head, len(labels)), head
 
 
 def _loss(t: float) -> Callable[[Tensor, Tensor], Tensor]:
@@ -284,7 +281,7 @@ def _loss(t: float) -> Callable[[Tensor, Tensor], Tensor]:
     """
 
     def loss(logits: Tensor, wanted: Tensor) -> Tensor:
-        own = torch.nn.functional.cross_entropy(logits, wanted[:, 0].long())
+        own = cross_entropy(logits, wanted[:, 0].long())
         taught = torch.nn.functional.kl_div(
             (logits / t).log_softmax(1),
             (wanted[:, 1:] / t).log_softmax(1),

@@ -50,7 +50,7 @@ from fedsurrogate.common.targets.time import VALUES, Time, merged_cells, scored
 from fedsurrogate.common.wire.model_proto import pack_parameters
 from fedsurrogate.common.wire.surrogate_proto import centre_digest, unpack_map
 
-from ..features.cache import clipped_features, forget
+from ..features.extraction import clipped_features, forget
 from ..features.site_features import LabelledFeatures, frame_of, framed
 from .job import Job, MethodOutput, SiteStatistic
 

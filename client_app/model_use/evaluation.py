@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.distributions import MultivariateNormal, kl_divergence
 
 from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.models.class_metrics import (
@@ -42,10 +43,16 @@ from fedsurrogate.common.signed_models.gaussians import Gaussians, fit_gaussians
 from fedsurrogate.common.signed_models.signed_model import SignedModel
 from fedsurrogate.common.surrogates.covariances import eigen
 
-from .calibration import SCORES, Calibration, abstain_limit
+from .calibration import (
+    SCORES,
+    Calibration,
+    Wish,
+    abstain_limit,
+    calibrated_classes,
+    calibrated_labels,
+)
 from .held_out import HeldOut
 from .target_report import HEADING, page_of_target, target_facts
-from .thresholds import Wish, calibrated_classes, calibrated_labels
 
 PAGE = (
     INTERVAL
@@ -281,21 +288,13 @@ def _bretagnolle_huber(own: Tensor, mean: Tensor, covariance: Tensor) -> float |
     if len(own) <= RECORDS_A_NUMBER * k * (k + 3) / 2:
         return None
     points = own @ base.T
-    first = torch.cov(points.T).reshape(k, k)
-    second, shift = base @ covariance @ base.T, base @ mean - points.mean(0)
-    if not float(torch.linalg.det(first)) > 0 or not float(torch.linalg.det(second)) > 0:
+    try:
+        here = MultivariateNormal(points.mean(0), torch.cov(points.T).reshape(k, k))
+        promised = MultivariateNormal(base @ mean, base @ covariance @ base.T)
+    except ValueError:
+        # A covariance without an inverse.
         return None
-    solved = torch.linalg.solve(second, torch.cat([first, shift[:, None]], 1))
-    divergence = (
-        float(
-            solved[:, :k].trace()
-            + shift @ solved[:, k]
-            - k
-            + torch.logdet(second)
-            - torch.logdet(first)
-        )
-        / 2
-    )
+    divergence = float(kl_divergence(here, promised))
     return math.sqrt(1 - math.exp(-max(0.0, divergence)))
 
 

@@ -12,8 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsurrogate.common.backbones.power_transform import power_in
-from fedsurrogate.common.errors import ConfigError, DataError
+from fedsurrogate.common.backbones.backbone_names import shown
+from fedsurrogate.common.backbones.backbones import Backbone
+from fedsurrogate.common.backbones.power_transform import power_in, with_power
+from fedsurrogate.common.errors import BackboneError, ConfigError, DataError
 from fedsurrogate.common.models.classifiers import class_indices
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import DataKind
@@ -22,10 +24,9 @@ from fedsurrogate.common.signed_models.signed_model import SignedModel
 from ..datasets.dataset import Dataset, DataSource, load_all
 from ..datasets.partition import share
 from ..datasets.source import bags_of
-from ..features.site_features import dataset_features, site_backbone
+from ..features.site_features import dataset_features, site_backbone, usable
 from ..governance.policy import policy_of
 from ..node_config import NodeConfig
-from .prediction import check_backbone, check_features
 
 # Distinct numbers of a column above which it is divided into four groups of equal size.
 MOST_NUMBERS = 12
@@ -99,6 +100,36 @@ def bag_column_of(model: SignedModel, given: str, node: NodeConfig) -> str | Non
             "not from bags; leave it out"
         )
     return None
+
+
+def check_backbone(model: SignedModel, backbone: Backbone) -> None:
+    """Refuse a backbone that is not the model's, by its fingerprint.
+
+    Args:
+        model: the shared one.
+        backbone: of this site.
+
+    Raises:
+        BackboneError: for another backbone.
+    """
+    wanted = model.manifest.fingerprint
+    own = with_power(backbone.fingerprint_at(model.manifest.dimension), power_in(wanted))
+    if own != wanted:
+        raise BackboneError(
+            f"the model is for a backbone with fingerprint {wanted[:16]}, but {backbone.name!r} "
+            f"here has {own[:16]}; the model's settings are "
+            f"{', '.join(f'{k} = {v}' for k, v in model.manifest.settings.items())}; check "
+            "weights-path in the node-config"
+        )
+
+
+def check_features(model: SignedModel, fingerprint: str) -> None:
+    """The same for stored features, of a backbone with this fingerprint. Raises BackboneError."""
+    if with_power(fingerprint, power_in(model.manifest.fingerprint)) != model.manifest.fingerprint:
+        raise BackboneError(
+            f"the model is for a backbone with fingerprint {shown(model.manifest.fingerprint)}, but the "
+            f"features are of {shown(fingerprint)}"
+        )
 
 
 def held_out(model: SignedModel, node: NodeConfig, source: Source, part: Part = "test") -> HeldOut:
@@ -186,10 +217,10 @@ def _of_rows(
 ) -> HeldOut:
     source, where, groups = more
     classes, run = model.manifest.classes, source.simulated or model.manifest.run_config()
-    labels = class_indices(classes, dataset.classes)[dataset.labels[rows]]
+    labels = class_indices(classes, dataset.classes)[dataset.labels]
     if dataset.values is not None:
         labels = torch.zeros_like(labels)
-    unknown = labels < 0
+    unknown = labels[rows] < 0
     if unknown.any() and not source.known_only:
         names = sorted({dataset.classes[i] for i in dataset.labels[rows][unknown].tolist()})
         raise DataError(
@@ -197,27 +228,20 @@ def _of_rows(
             f"{', '.join(names)[:200]}; it knows {', '.join(classes)[:200]}; leave these records "
             "out with --known-only, or correct the labels"
         )
-    rows, labels = rows[~unknown], labels[~unknown]
-    power = power_in(model.manifest.fingerprint)
+    backbone = None
     if dataset.features is None:
-        backbone = site_backbone(run.settings, node)
-        check_backbone(model, backbone)
-        features = dataset_features(
-            dataset, run.settings, node, policy_of(node).cache_mib, backbone
-        )
-    else:
-        features = dataset_features(dataset, run.settings, node, policy_of(node).cache_mib)
+        check_backbone(model, backbone := site_backbone(run.settings, node))
+    features = dataset_features(dataset, run.settings, node, policy_of(node).cache_mib, backbone)
+    if backbone is None:
         check_features(model, features.fingerprint)
-    x = features.of(rows, power)
-    good = torch.as_tensor(features.ok)[rows] & x.isfinite().all(1)
-    x, labels, kept = x[good], labels[good], rows[good].tolist()
-    if not len(labels):
+    found = usable(dataset, features, rows[~unknown], power_in(model.manifest.fingerprint))
+    assert found.rows is not None
+    kept = found.rows.tolist()
+    if not kept:
         raise DataError(f"no usable held-out record in {dataset.name!r}")
-    patients = None if dataset.patients is None else tuple(dataset.patients[i] for i in kept)
     columns = {name: _grouped([values[i] for i in kept]) for name, values in groups.items()}
-    values = None if dataset.values is None else dataset.values[kept]
-    left = int((~good).sum() + unknown.sum())
-    return HeldOut(x, labels, patients, columns, where, left, values)
+    left = len(rows) - len(kept)
+    return HeldOut(found.features, labels[kept], found.units, columns, where, left, found.values)
 
 
 def _grouped(values: list[str]) -> list[str]:

@@ -21,7 +21,7 @@ from ..datasets.dataset import Dataset
 from ..datasets.dicom import MOST_FRAMES, OF_HEADERS, scan_images
 from ..datasets.dicom_files import is_dicom_file
 from ..datasets.feature_files import SlideFeatures, feature_files, files_of, form_of, slide_column
-from ..datasets.image_folders import IMAGE_SUFFIXES, find_table
+from ..datasets.image_folders import find_table, is_image, leaves
 from ..datasets.images import open_rgb
 from ..datasets.left_out import LeftOut, attempt, is_file
 from ..datasets.readers import listing, require_columns
@@ -98,7 +98,7 @@ class Inputs:
         file = self.root / self.names[row]
         if not self.dicom:
             return open_rgb(file, shortest)
-        from ..datasets.dicom_pixels import open_dicom
+        from ..datasets.dicom_files import open_dicom
 
         if self.frames[row] < 0:
             raise DataError(
@@ -178,12 +178,7 @@ def _from_table(
         return None
     require_columns(table, {key: ""} | named, list(columns))
     for row, path in enumerate(columns[key]):
-        if (
-            not isinstance(path, str)
-            or not path
-            or Path(path).is_absolute()
-            or ".." in Path(path).parts
-        ):
+        if not isinstance(path, str) or not path or leaves(path):
             raise DataError(
                 f"{left.place(row)} of '{table}' has no {key} inside '{root}'; correct it or remove it"
             )
@@ -214,7 +209,7 @@ def _alone(names: Sequence[str], bag_column: str | None) -> Sequence[str] | None
 def _from_folder(root: Path, bag_column: str | None) -> Inputs:
     """Image files, and the DICOM files among them: these have rows that say why they are not read."""
     files = [path for path in root.rglob("*") if is_file(path)]
-    images = [path for path in files if path.suffix.lower() in IMAGE_SUFFIXES]
+    images = [path for path in files if is_image(path)]
     if images:
         others = set(files).difference(images)
         images += [path for path in others if attempt(partial(is_dicom_file, path)) is True]

@@ -17,10 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsurrogate.common.backbones.backbone_names import shown
 from fedsurrogate.common.backbones.backbones import Backbone
-from fedsurrogate.common.backbones.power_transform import power_in, raised, with_power
-from fedsurrogate.common.errors import BackboneError, ConfigError, DataError
+from fedsurrogate.common.backbones.power_transform import power_in, raised
+from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.escapes import as_utf8, csv_rows, csv_text
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.logs import counted
@@ -33,10 +32,10 @@ from fedsurrogate.common.models.classifiers import (
 from fedsurrogate.common.signed_models.gaussians import Gaussians
 from fedsurrogate.common.signed_models.signed_model import SignedModel
 
-from ..datasets.left_out import printable
 from ..features.device_processes import Part, in_parts
 from ..features.extraction import NOT_FINITE
 from .calibration import ABSTAIN, SCORES, Calibration, Probabilities, decided_answers
+from .held_out import check_backbone, check_features
 from .inputs import ISSUER, PATIENT, Batch, Inputs, digest_of, pooled, slide_means
 
 # Records that are scored and written together.
@@ -142,36 +141,6 @@ class Predicted:
     rate: float
 
 
-def check_backbone(model: SignedModel, backbone: Backbone) -> None:
-    """Refuse a backbone that is not the model's, by its fingerprint.
-
-    Args:
-        model: the shared one.
-        backbone: of this site.
-
-    Raises:
-        BackboneError: for another backbone.
-    """
-    wanted = model.manifest.fingerprint
-    own = with_power(backbone.fingerprint_at(model.manifest.dimension), power_in(wanted))
-    if own != wanted:
-        raise BackboneError(
-            f"the model is for a backbone with fingerprint {wanted[:16]}, but {backbone.name!r} "
-            f"here has {own[:16]}; the model's settings are "
-            f"{', '.join(f'{k} = {v}' for k, v in model.manifest.settings.items())}; check "
-            "weights-path in the node-config"
-        )
-
-
-def check_features(model: SignedModel, fingerprint: str) -> None:
-    """The same for stored features, of a backbone with this fingerprint. Raises BackboneError."""
-    if with_power(fingerprint, power_in(model.manifest.fingerprint)) != model.manifest.fingerprint:
-        raise BackboneError(
-            f"the model is for a backbone with fingerprint {shown(model.manifest.fingerprint)}, but the "
-            f"features are of {shown(fingerprint)}"
-        )
-
-
 def predict(
     model: SignedModel,
     predictor: Predictor,
@@ -266,12 +235,7 @@ def _begin(out: Path, header: list[str], settings: dict[str, Any], overwrite: bo
                 f"--out {str(out)!r} has other columns than this command writes; choose another "
                 "file"
             )
-        return {_as_written_now(row[0]) for row in reader if row}
-
-
-def _as_written_now(name: str) -> str:
-    """A name in a file of predictions; earlier versions wrote bytes that are not UTF-8."""
-    return name if name.isascii() or printable(name) == name else as_utf8(name)
+        return {row[0] for row in reader if row}
 
 
 def _whole_rows(stream: IO[bytes]) -> int:

@@ -9,10 +9,9 @@ import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -324,12 +323,8 @@ def _changing(node: NodeConfig) -> Iterator[Index]:
 
 
 def _write(node: NodeConfig, index: Index) -> None:
-    content: dict[str, Any] = {
-        "models": {name: vars(kept) for name, kept in index.models.items()},
-        "in_use": index.in_use,
-        "before": list(index.before),
-    }
-    replace_file(models_folder(node) / INDEX, (json.dumps(content, indent=2) + "\n").encode())
+    content = json.dumps(asdict(index), indent=2) + "\n"
+    replace_file(models_folder(node) / INDEX, content.encode())
 
 
 # In a run folder: what `--store` keeps where no node-config names a state folder.

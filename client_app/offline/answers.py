@@ -36,6 +36,7 @@ from ..governance.ledger import Ledger, own_ledger
 from ..governance.release import charge_and_release, prepare
 from ..methods.job import SiteRequest
 from ..node_config import NodeConfig
+from ..own_files import told_as
 from ..requests import LARGEST_MODEL, WORK, answer
 from .keys import coordinator_key, key_name, private_key
 
@@ -78,12 +79,8 @@ def release_to(file: Path, request_file: Path, node: NodeConfig) -> Release:
         raise DataError(f"the records cannot be used ({failure}); nothing was charged")
     check_attacks(run, node, gate.policy)
     facts, key = _facts(prepared.release), private_key(node, site)
-    try:
+    with told_as(LedgerError, f"{str(file)!r} cannot be written", "nothing was charged"):
         staged = stage_file(file, pack_bundle(request, site, prepared.made.payload, facts, key))
-    except OSError as error:
-        raise LedgerError(
-            f"{str(file)!r} cannot be written ({error.strerror}); nothing was charged"
-        ) from None
     charge_and_release(gate, prepared.release, {file: staged}, prepared.made.guard)
     if receipt := gate.new_receipt(before):
         # The receipt exists only after the charge. If it cannot be written, the bundle is valid
@@ -230,11 +227,7 @@ def _answered(request: MessageRequest, asked: str, node: NodeConfig, site: str) 
 
 
 def _put(file: Path, content: bytes) -> None:
-    try:
+    todo = "free the disk, and repeat the command"
+    with told_as(StateError, f"{str(file)!r} cannot be written", todo):
         # Under an unpredictable name: a link on the stick must not lead the reply to another file.
         replace_file(file, content)
-    except OSError as error:
-        raise StateError(
-            f"{str(file)!r} cannot be written ({error.strerror}); free the disk, and repeat the "
-            "command"
-        ) from None

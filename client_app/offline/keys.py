@@ -12,6 +12,7 @@ from fedsurrogate.common.files import kept_secret
 from fedsurrogate.common.security.sealing import PUBLIC_BYTES, SEED_BYTES, read_keys
 
 from ..node_config import NodeConfig
+from ..own_files import told_as
 
 HEX_KEY, LARGEST_KEY_FILE = re.compile(rf"[0-9a-f]{{{2 * PUBLIC_BYTES}}}"), 4096
 
@@ -29,12 +30,9 @@ def private_key(node: NodeConfig, site: str) -> bytes:
         SealError: for a key file that cannot be used or is damaged.
     """
     file = node.state / "keys" / f"{site}.key"
-    try:
+    todo = "see state-dir in the node-config"
+    with told_as(SealError, f"the key {str(file)!r} cannot be used", todo):
         key = kept_secret(file, SEED_BYTES)
-    except OSError as error:
-        raise SealError(
-            f"the key {str(file)!r} cannot be used ({error}); see state-dir in the node-config"
-        ) from None
     if len(key) != SEED_BYTES:
         raise SealError(
             f"the key {str(file)!r} is damaged; remove it, and send the other sites the new public "

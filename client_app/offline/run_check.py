@@ -4,7 +4,6 @@ of one round is computed in full, without sending or charging it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from fedsurrogate.common.costs import costs
@@ -14,28 +13,14 @@ from fedsurrogate.common.run import Run
 from ..audit.output import check_attacks
 from ..features.site_features import site_name
 from ..governance.gate import Gate, open_gate
-from ..governance.release import prepare, without_records
-from ..governance.verdict import Verdict, verdict
+from ..governance.release import Verdict, prepare, verdict, without_records
 from ..methods.job import SiteRequest
 from ..node_config import NodeConfig
 
 CHECK = "check"
 
 
-@dataclass(frozen=True)
-class RunCheck:
-    """What a check of a run finds.
-
-    Attributes:
-        facts: about what would leave, by name.
-        refusal: why it may not leave; empty if it may.
-    """
-
-    facts: dict[str, Any]
-    refusal: str
-
-
-def check_run(run: Run, node: NodeConfig) -> RunCheck:
+def check_run(run: Run, node: NodeConfig) -> dict[str, Any]:
     """Ask the gate about a run, and make the surrogate that this site would send in a run of one round.
 
     A real release draws new noise, so the surrogate of a check never leaves.
@@ -49,7 +34,7 @@ def check_run(run: Run, node: NodeConfig) -> RunCheck:
     """
     gate = open_gate(node, run.settings.data, CHECK)
     facts, refusal = _made(run, node, gate) if run.plan.releases_once else _planned(run, node, gate)
-    return RunCheck(facts | {"may_leave": not refusal, "refusal": refusal or None}, refusal)
+    return facts | {"may_leave": not refusal, "refusal": refusal or None}
 
 
 def _made(run: Run, node: NodeConfig, gate: Gate) -> tuple[dict[str, Any], str]:

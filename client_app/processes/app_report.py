@@ -25,7 +25,7 @@ from fedsurrogate.common.flower.environment import UNIX
 from fedsurrogate.common.metrics_page import disk
 from fedsurrogate.common.version import own_version
 
-from ..diagnostics.findings import Finding
+from ..diagnostics.connection_checks import Finding
 from ..node_config import data_present
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from fedsurrogate.common.flower import flower
 from fedsurrogate.common.flower.environment import QUIET
 from fedsurrogate.common.logs import configure_log
 
-from ..diagnostics.findings import Finding
+from ..diagnostics.connection_checks import Finding
 from .own_account import take_arguments, unseen
 
 LOOK_SECONDS = 120.0

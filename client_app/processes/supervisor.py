@@ -36,7 +36,7 @@ from fedsurrogate.common.files import owner_only
 from fedsurrogate.common.flower import flower
 from fedsurrogate.common.flower.environment import QUIET, UNIX, without_proxy_here
 
-from ..diagnostics.findings import Finding
+from ..diagnostics.connection_checks import Finding
 from .app_report import ask
 from .node_process import look_at_link
 from .own_account import SETTINGS, TASK_NAME, end_with_parent, own_socket, unseen

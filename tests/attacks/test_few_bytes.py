@@ -38,8 +38,8 @@ from torch import Tensor
 
 from benchmarks._fuzz_limits import ACCEPTED, MEMORY, REFUSED, outcome
 from fedsurrogate.client_app.datasets.dicom import scan_images
-from fedsurrogate.client_app.datasets.dicom_pixels import open_dicom, open_single
-from fedsurrogate.client_app.datasets.images import LARGEST_PIXELS, open_rgb
+from fedsurrogate.client_app.datasets.dicom_files import LARGEST_PIXELS, open_dicom, open_single
+from fedsurrogate.client_app.datasets.images import open_rgb
 from fedsurrogate.client_app.datasets.left_out import LeftOut
 from fedsurrogate.client_app.offline.answers import is_message
 from fedsurrogate.common import surrogate_pb2 as pb

@@ -97,7 +97,6 @@ def gate(
         check_request=calls.noting("check_request"),
         check_receipts=calls.noting("check_receipts", 41),
         new_receipt=calls.noting("new_receipt", {"receipt": "new"}),
-        check_size=calls.noting("check_size"),
         exact_numbers_may_leave=calls.noting("exact_numbers_may_leave", exact),
         smallest_class=calls.noting("smallest_class", 2),
         let_out=calls.noting("let_out"),
@@ -105,6 +104,7 @@ def gate(
     )
     made.has_charged = lambda run: any(e.get("flower_run") == run for e in made.ledger.entries())
     calls.instead("open_gate", made)
+    calls.instead("check_size", None)
     return made
 
 
@@ -147,7 +147,7 @@ def test_a_request_is_checked_before_it_is_read_counted_before_it_is_done_and_th
         ("kept_run", run),
         ("check_addressee", None),
         ("note_policy", None),
-        ("check_work", None),
+        ("check_sealed_request", None),
         ("check_counting", None),
         ("from_record", (None, {"receipts": "some"})),
         ("check_packages", None),
@@ -178,7 +178,7 @@ def test_a_request_is_checked_before_it_is_read_counted_before_it_is_done_and_th
         ("check_addressee", content, SITE),
         ("open_gate", node, run.settings.data, FLOWER),
         ("note_policy", node, own.policy),
-        ("check_work", own.policy, run.settings.fedpft.seal, node.peers, work),
+        ("check_sealed_request", own.policy, run.settings.fedpft.seal, node.peers, work),
         ("check_counting", run.settings.counting, run.settings.secure_aggregation, work),
         ("from_record", content, LARGEST if work in with_model else 0),
         ("work", planned, own.policy, run.settings),
@@ -300,7 +300,7 @@ def identify(
     hidden = run.hides_sites and not simulated
     load: Note = ("without_records", run, node) if hidden else ("load_site", run, node, CACHE)
     named = len(run.settings.classes)
-    assert calls.made[:2] == [load, ("check_size", run.plan.work, 5, named)]
+    assert calls.made[:2] == [load, ("check_size", run.plan.work(named, 5), own.policy, 5, named)]
     facts: dict[str, Any] = {}
     if simulated or exact:
         job = Job(run, node, SITE, found, SiteLimits(smallest_class=2))

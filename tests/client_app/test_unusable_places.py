@@ -13,12 +13,16 @@ import pytest
 
 from fedsurrogate.client_app import requests, secure_aggregation
 from fedsurrogate.client_app.audit import output
-from fedsurrogate.client_app.features.cache import read_entry
-from fedsurrogate.client_app.governance import release
-from fedsurrogate.client_app.governance.gate import Decision, decide, decisions
+from fedsurrogate.client_app.features.extraction import read_entry
+from fedsurrogate.client_app.governance.gate import Decision, Gate, decide, decisions
 from fedsurrogate.client_app.governance.ledger import CheckLog, Ledger
 from fedsurrogate.client_app.governance.policy import Policy
-from fedsurrogate.client_app.governance.release import check_room, hold, why_held
+from fedsurrogate.client_app.governance.release import (
+    charge_and_release,
+    check_room,
+    hold,
+    why_held,
+)
 from fedsurrogate.client_app.methods.local_training import _classes
 from fedsurrogate.client_app.model_use import store
 from fedsurrogate.client_app.node_config import NodeConfig
@@ -38,6 +42,7 @@ from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.secure_aggregation.protocol import SumState, begin
 from fedsurrogate.common.security.sealing import new_key
 from tests.attacks.test_damaged_files import KEPT, Kept
+from tests.client_app.governance.ledger_processes import release
 from tests.common.signed_models.test_signed_model import model
 
 # Of a kept file these are not used, and no error: there is none, or another one takes their place.
@@ -146,7 +151,9 @@ def test_a_charged_file_that_cannot_be_put_in_place_is_named(tmp_path: Path) -> 
     temporary.write_text("new")
     (file / "full").mkdir(parents=True)
     with pytest.raises(LedgerError, match=r"file cannot be written .*does not leave"):
-        release._put(temporary, file)
+        charge_and_release(
+            Gate(Policy(), Ledger(tmp_path / "ledger", "data")), release(), {file: temporary}
+        )
 
 
 def test_a_check_log_that_cannot_be_written_is_named(tmp_path: Path) -> None:

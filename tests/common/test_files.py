@@ -136,7 +136,6 @@ def test_no_other_file_of_the_product_replaces_a_file() -> None:
         # Appended lines and records.
         "client_app/governance/ledger.py": {"fsync"},
         "server_app/deployment/audit_log.py": {"fsync"},
-        "client_app/features/cache.py": {"fsync"},
         # A folder, whose large files a library has written.
         "client_app/features/extraction.py": {"replace", "fsync"},
         # The list of revoked keys only grows, and two commands may add to it at a time.

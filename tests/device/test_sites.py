@@ -18,7 +18,7 @@ from benchmarks._gpu_parity import cvae, images, network, warnings_of
 from fedsurrogate.client_app.diagnostics import site_checks
 from fedsurrogate.client_app.features.device_processes import Devices, in_parts, in_processes
 from fedsurrogate.client_app.methods.dp.record_gradients import PrivateGradient
-from fedsurrogate.client_app.methods.dpcvae.training_steps import private_gradient
+from fedsurrogate.client_app.methods.dpcvae.training import private_gradient
 from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.common.backbones.weight_files import read_weights
 from fedsurrogate.common.errors import ConfigError

@@ -57,19 +57,6 @@ class LabelledEmbeddings:
 
 
 @dataclass(frozen=True)
-class Score:
-    """Accuracies in [0, 1].
-
-    Attributes:
-        accuracy: share of right predictions.
-        balanced: the mean of the accuracies within each class that occurs.
-    """
-
-    accuracy: float
-    balanced: float
-
-
-@dataclass(frozen=True)
 class Mixture:
     """A site's own head and the head that all sites share, whose probabilities are mixed.
 
@@ -83,7 +70,7 @@ class Mixture:
     shared: Classifier
     share: float
 
-    def scores(self, test: LabelledEmbeddings) -> dict[str, Score]:
+    def scores(self, test: LabelledEmbeddings) -> dict[str, dict[str, float]]:
         """The accuracies of each of `SOURCES`."""
         own, shared = (
             model.scores(test.features).softmax(1) for model in (self.local, self.shared)
@@ -97,12 +84,12 @@ class Mixture:
     def metric_values(self, test: LabelledEmbeddings) -> dict[str, float]:
         """The same as named numbers, and the weight."""
         scores = self.scores(test)
-        numbers = {f"accuracy-{name}": each.accuracy for name, each in scores.items()}
-        return (
-            numbers
-            | {f"balanced-{name}": each.balanced for name, each in scores.items()}
-            | {"share": self.share}
-        )
+        numbers = {
+            f"{kind}-{name}": each[kind]
+            for kind in ("accuracy", "balanced")
+            for name, each in scores.items()
+        }
+        return numbers | {"share": self.share}
 
 
 def head_on(records: LabelledEmbeddings, header: Header, settings: HeadSettings, seed: int) -> Head:
@@ -163,7 +150,7 @@ def mix(
     return Mixture(local, shared, float(SHARES[best]))
 
 
-def score(probabilities: Tensor, labels: Tensor) -> Score:
+def score(probabilities: Tensor, labels: Tensor) -> dict[str, float]:
     """Accuracy and balanced accuracy of the likeliest class.
 
     Args:
@@ -184,7 +171,7 @@ def score(probabilities: Tensor, labels: Tensor) -> Score:
 
     pair = labels.numpy(), probabilities.argmax(1).numpy()
     balanced = recall_score(*pair, labels=torch.unique(labels).numpy(), average="macro")
-    return Score(float(accuracy_score(*pair)), float(balanced))
+    return {"accuracy": float(accuracy_score(*pair)), "balanced": float(balanced)}
 
 
 def grouped(groups: str, classes: Sequence[str]) -> tuple[tuple[str, ...], Tensor]:

@@ -29,7 +29,7 @@ from fedsurrogate.common.models.parameters import (
 from fedsurrogate.common.models.training_parts import train_on_features
 from fedsurrogate.common.privacy.gaussian_mechanism import clip
 from fedsurrogate.common.privacy.mechanism import DISTRIBUTED_SUMS, Mechanism
-from fedsurrogate.common.settings import HeadSettings, Model
+from fedsurrogate.common.settings import HeadSettings
 from fedsurrogate.common.targets.target import Objective
 from fedsurrogate.common.wire.model_proto import pack_parameters
 from fedsurrogate.common.wire.records import Info
@@ -44,7 +44,6 @@ from ..local_training import (
     class_losses,
     mean_square,
     network,
-    network_of_target,
     step_length,
     train,
 )
@@ -72,7 +71,8 @@ def update(job: Job) -> MethodOutput:
     """
     received = job.received_model()
     if job.run.settings.epsilon:
-        return _private_update(job, received)
+        answer, facts = _privately(job, received)
+        return MethodOutput(pack_parameters(answer), answer.claim, facts)
     return MethodOutput(pack_parameters(_trained(job, received)))
 
 
@@ -131,7 +131,8 @@ def _trained(job: Job, received: Parameters) -> Parameters:
     features, labels = job.training_data(received.header.classes, frame)
     start, common = split_control(received.tensors)
     settings, kind = run.settings.fedavg, run.settings.fedavg.kind
-    module = _network(run.objective, kind, features.shape[1], received, start)
+    classes = len(received.header.classes)
+    module = network(kind, features.shape[1], classes, start, run.objective)
     objective = run.objective
     rate = step_length(kind, settings, features, objective.rates.site if objective else 0.0)
     own = read_control(job.state, job.confirmed, start) if common else {}
@@ -165,11 +166,6 @@ def _trained(job: Job, received: Parameters) -> Parameters:
     return Parameters(header, received.round, moved, len(labels))
 
 
-def _private_update(job: Job, received: Parameters) -> MethodOutput:
-    answer, facts = _privately(job, received)
-    return MethodOutput(pack_parameters(answer), answer.claim, facts)
-
-
 def _privately(job: Job, received: Parameters) -> tuple[Parameters, dict[str, float]]:
     """The update with the noise of DP-SGD, and facts that stay at the site."""
     run, settings = job.run, job.run.settings.fedavg
@@ -196,17 +192,9 @@ def _private_start(job: Job, received: Parameters) -> tuple[Mechanism, nn.Module
     if kind == "linear":
         features = clip(features, 0.0)[0].float()
     units = Units.of(job.training_units(received.header.classes), len(labels))
-    module = _network(job.run.objective, kind, features.shape[1], received, received.tensors)
+    classes = len(received.header.classes)
+    module = network(kind, features.shape[1], classes, received.tensors, job.run.objective)
     return claim, module, UnitRecords(features, labels, units)
-
-
-def _network(
-    objective: Objective | None, kind: Model, inputs: int, received: Parameters, tensors: Tensors
-) -> nn.Module:
-    """The network with the parameters that were received. Raises SurrogateError."""
-    if objective is not None:
-        return network_of_target(objective, inputs, tensors)
-    return network(kind, inputs, len(received.header.classes), tensors)
 
 
 def _losses(objective: Objective | None) -> Losses:

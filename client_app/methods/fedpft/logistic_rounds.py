@@ -43,7 +43,7 @@ from fedsurrogate.common.surrogates.class_sums import coded_statistics
 from fedsurrogate.common.surrogates.mixtures import PublicMap
 from fedsurrogate.common.targets.target import CODE, RECORDS, SUMS, TOTALS
 
-from ...features.cache import chunks, clipped_features, forget, written
+from ...features.extraction import chunks, clipped_features, forget, written
 from ..dp.record_gradients import per_record
 from ..job import Job, SiteStatistic
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedsurrogate.common.errors import ConfigError, DataError, SurrogateError
+from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.logs import counted
 from fedsurrogate.common.methods.fedpft import AUTO_BITS, AUTO_RANK, Form, form_of, in_form
 from fedsurrogate.common.models.devices import stream
@@ -42,7 +42,7 @@ from fedsurrogate.common.surrogates.surrogates import AnySurrogate, Header, Sums
 from fedsurrogate.common.wire.records import pack_surrogate, unpack_public_mean
 from fedsurrogate.common.wire.surrogate_proto import centre_digest
 
-from ...features.cache import clipped_features, forget
+from ...features.extraction import clipped_features, forget
 from ...features.site_features import SiteFeatures, frame_of, framed, site_device
 from ...governance.work_limits import NO_LIMITS, SiteLimits
 from ..dp.record_gradients import per_record
@@ -141,15 +141,13 @@ def make_surrogate(
     header = Header(
         config.settings.method, config.digest, data.site, data.fingerprint, names, data.frame
     )
-    if centre is not None and len(centre) != features.shape[1]:
-        raise SurrogateError(
-            f"a public mean of dimension {len(centre)}, features here have {features.shape[1]}"
-        )
+    public = PublicMap(centre=centre).apply
+    public(features[:0])
     weight = config.plan.mean_over_columns_weight(features.shape[1])
     subtracted = config.plan.subtracted(features.shape[1], centre_digest(centre))
     claim = config.mechanism_for("record" if units is None else "patient", subtracted)
     if claim is not None and claim.name in ("sums", "dp-em"):
-        change = less(centre) if weight == ALL else partial(weigh_mean_over_columns, weight=weight)
+        change = public if weight == ALL else partial(weigh_mean_over_columns, weight=weight)
         clipped = Clipped.of(features, labels, units, claim.clip, change, data.folder)
         if claim.name == "sums":
             sums, facts = noisy_sums(clipped, count, config.settings.fedpft.covariance, claim)
@@ -170,7 +168,7 @@ def make_surrogate(
         )
     features, labels = features[large], labels[large]
     if claim is not None:
-        clipped = Clipped.of(features, labels, units, claim.clip, less(centre), data.folder)
+        clipped = Clipped.of(features, labels, units, claim.clip, public, data.folder)
         mixtures, facts = theorem_4_1(clipped, count, own.covariance, claim)
         return FittedSurrogate(_present(header, mixtures, claim), facts)
     return FittedSurrogate(release_mixtures(features, labels, header, own, limits, generator))
@@ -312,18 +310,8 @@ SMALLEST_VARIANCE = 1e-8
 CHUNKS = 7
 
 
-def unchanged(features: Tensor) -> Tensor:
-    """Features (n, d) as they are."""
-    return features
-
-
-def less(centre: Tensor | None) -> Callable[[Tensor], Tensor]:
-    """Subtracts a public point (d,); nothing for None."""
-    return unchanged if centre is None else partial(_subtracted, centre.double())
-
-
-def _subtracted(centre: Tensor, features: Tensor) -> Tensor:
-    return features - centre
+# Features (n, d) as they are.
+unchanged = PublicMap().apply
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
 from fedsurrogate.client_app.methods.dp import record_gradients
-from fedsurrogate.client_app.methods.dpcvae import training_steps
+from fedsurrogate.client_app.methods.dpcvae import training
 from fedsurrogate.client_app.methods.job import Job, MethodOutput, SiteStatistic
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import ConfigError, SurrogateError
@@ -213,7 +213,7 @@ def answer(run: Run, folder: Path, train: LabelledFeatures, hostile: Hostile) ->
             patch.setattr(parser, "distinct_names", lambda names, what: tuple(names))
         patch.setattr(record_gradients, "system_uniforms", lambda count: table[:count])
         patch.setattr(
-            training_steps,
+            training,
             "system_normals",
             lambda shape: table[: shape[0] * shape[1]].reshape(shape) - 0.5,
         )

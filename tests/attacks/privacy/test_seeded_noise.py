@@ -25,7 +25,7 @@ import torch
 from flwr.app import RecordDict
 
 from fedsurrogate.client_app.methods.dp import record_gradients
-from fedsurrogate.client_app.methods.dpcvae import training_steps
+from fedsurrogate.client_app.methods.dpcvae import training
 from fedsurrogate.client_app.processes import app_process
 from fedsurrogate.client_app.secure_aggregation import _random
 from fedsurrogate.common import surrogate_pb2 as pb
@@ -215,7 +215,7 @@ def test_no_seed_repeats_a_sample_or_the_noise_of_encodings(
         return draw
 
     monkeypatch.setattr(record_gradients, "poisson_sample", kept(record_gradients.poisson_sample))
-    monkeypatch.setattr(training_steps, "system_normals", kept(training_steps.system_normals))
+    monkeypatch.setattr(training, "system_normals", kept(training.system_normals))
     settings = with_noise(RUNS[name]) | dict.fromkeys(RATES, 0.5)
     for _ in range(2):
         seed_all(0)

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from fedsurrogate.client_app.methods.dp import record_gradients
 from fedsurrogate.client_app.methods.dp.record_gradients import clipped_sum, clipped_sums
-from fedsurrogate.client_app.methods.dpcvae.training_steps import CVAETrainer, GanTrainer, Trainer
+from fedsurrogate.client_app.methods.dpcvae.training import CVAETrainer, GanTrainer, Trainer
 from fedsurrogate.client_app.methods.fedpft.surrogate import Clipped, unchanged
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.models.generators import fresh_companion, fresh_generator

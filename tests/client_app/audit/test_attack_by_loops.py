@@ -35,7 +35,6 @@ from fedsurrogate.client_app.audit.membership import (
 from fedsurrogate.client_app.audit.output import claim_broken, limit_broken
 from fedsurrogate.client_app.audit.release_audit import ReleaseAudit
 from fedsurrogate.client_app.governance.policy import Policy
-from fedsurrogate.common.errors import ConfigError
 
 Numbers = NDArray[np.float64]
 few = settings(max_examples=25, deadline=None)
@@ -193,18 +192,6 @@ def test_intervals_draw_pairs_of_releases_and_records(seed: int) -> None:
     assert false == pytest.approx([10 ** (-4 + 4 * at / 59) for at in range(60)])
     if seed == 0:
         assert success(scores, members) == found
-
-
-@pytest.mark.parametrize("releases", [0, 2, 3, 4])
-def test_an_attack_needs_four_releases_of_one_shape(releases: int) -> None:
-    scores, members = np.zeros((releases, 3)), np.zeros((releases, 3), dtype=bool)
-    if releases < 4:
-        with pytest.raises(ConfigError, match=f"{releases} trials"):
-            Trials(scores, members)
-        return
-    assert Trials(scores, members).scores is scores
-    with pytest.raises(ConfigError, match="one shape"):
-        Trials(scores, members[:, :2])
 
 
 RECORDS, DELTA = 500, 1e-5

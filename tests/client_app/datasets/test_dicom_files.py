@@ -27,14 +27,15 @@ from pydicom.uid import (
     RLELossless,
 )
 
-from fedsurrogate.client_app.datasets import dicom_pixels
+from fedsurrogate.client_app.datasets import dicom_files
 from fedsurrogate.client_app.datasets.dicom_files import (
     Encoding,
     encoding_of,
     is_dicom,
     is_dicom_file,
+    open_dicom,
+    open_single,
 )
-from fedsurrogate.client_app.datasets.dicom_pixels import open_dicom, open_single
 from fedsurrogate.common.errors import DataError
 from tests.dicom_files import Array, image, lookup, save
 
@@ -371,7 +372,7 @@ def test_whatever_a_decoder_raises_names_the_file(
     def raises(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(dicom_pixels, "_grey", raises)
+    monkeypatch.setattr(dicom_files, "_grey", raises)
     with pytest.raises(DataError, match=rf"x' cannot be shown \({type(error).__name__}"):
         open_dicom(save(tmp_path / "x", image(RAMP)))
 

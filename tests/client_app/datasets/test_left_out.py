@@ -97,16 +97,16 @@ def test_what_failed_is_shown_to_the_hospital_and_in_its_ledger(
 ) -> None:
     site = Hospital(tmp_path / "h", "folder", (Record(), Record("b", grey=2)))
     node = parse_node_config(site.node)
-    assert check_run(RUN, node).refusal == ""
+    assert check_run(RUN, node)["refusal"] is None
     assert site.visit(METHODS["sums spherical"]).charged
     assert not [
         each for each in check_site(RUN, node) if each.what == "ledger" and each.state != "PASS"
     ]
     monkeypatch.setattr(release, "load_site", broken)
     found = check_run(RUN, node)
-    assert "THE RECORDS CANNOT BE USED" in found.refusal
-    assert found.facts["failure"] == "ValueError: a decoder gave up"
-    assert not found.facts["may_leave"]
+    assert "THE RECORDS CANNOT BE USED" in found["refusal"]
+    assert found["failure"] == "ValueError: a decoder gave up"
+    assert not found["may_leave"]
     coordinator, request = new_key(), tmp_path / "request.json"
     request.write_bytes(
         Request.fresh(PRIVATE | METHODS["sums spherical"], None).signed(coordinator)

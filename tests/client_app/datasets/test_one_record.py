@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fedsurrogate.client_app.datasets import dicom, dicom_pixels, image_folders
+from fedsurrogate.client_app.datasets import dicom, dicom_files, image_folders
 from fedsurrogate.client_app.datasets import images as duplicates
 from fedsurrogate.client_app.datasets.left_out import SourceError, attempt, described
 from fedsurrogate.client_app.datasets.tables import ParquetImages
@@ -71,8 +71,8 @@ STEPS: dict[str, list[tuple[Any, str, Callable[..., bool]]]] = {
     "parquet": [(ParquetImages, "read", lambda _, index: index == 1)],
     "dicom": [
         (dicom, "_read_header", lambda _, file: of_path(file)),
-        (dicom_pixels, "open_dicom", lambda file, _: of_path(file)),
-        (dicom_pixels, "_grey", lambda values, _: bool((values == ODD).any())),
+        (dicom_files, "open_dicom", lambda file, _: of_path(file)),
+        (dicom_files, "_grey", lambda values, _: bool((values == ODD).any())),
     ],
 }
 

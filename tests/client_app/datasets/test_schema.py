@@ -17,9 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from fedsurrogate.client_app.datasets import schema
-from fedsurrogate.client_app.datasets.dataset import DataSource, load
-from fedsurrogate.client_app.datasets.schema import Schema, read_schema
+from fedsurrogate.client_app.datasets import dataset
+from fedsurrogate.client_app.datasets.dataset import DataSource, load, read_schema
 from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.targets.target import Target
@@ -33,11 +32,11 @@ def test_headers_that_cannot_be_read_name_the_folder(
     def fails(*_: object) -> object:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(schema, "split_files", fails)
-    monkeypatch.setattr(schema, "parquet_files", fails)
-    monkeypatch.setattr(schema, "table_of", fails)
+    monkeypatch.setattr(dataset, "split_files", fails)
+    monkeypatch.setattr(dataset, "parquet_files", fails)
+    monkeypatch.setattr(dataset, "table_of", fails)
     with pytest.raises(DataError, match=f"{tmp_path.name}.* cannot be read"):
-        schema.read_schema(DataSource(kind, str(tmp_path)))  # type: ignore[arg-type]
+        read_schema(DataSource(kind, str(tmp_path)))  # type: ignore[arg-type]
 
 
 def number() -> Target:
@@ -125,9 +124,7 @@ def test_each_tensor_that_a_run_needs_is_there_and_of_its_type(
                     )
                     break
         if not expected:
-            assert read_schema(source) == Schema(
-                x.shape[1], fingerprint or f"features-{x.shape[1]}"
-            )
+            assert read_schema(source) == (x.shape[1], fingerprint or f"features-{x.shape[1]}")
             return
         # Whoever reads the records finds the same.
         for read in (lambda: read_schema(source), lambda: load(source, 0)):
@@ -150,7 +147,7 @@ def test_two_files_are_features_of_one_backbone(
             with pytest.raises(DataError, match=r"own-train.*own-test.*of different backbones"):
                 read_schema(source)
         else:
-            assert read_schema(source) == Schema(sizes[0], prints[0] or f"features-{sizes[0]}")
+            assert read_schema(source) == (sizes[0], prints[0] or f"features-{sizes[0]}")
 
 
 def test_files_that_are_no_safetensors_and_no_parquet_are_named(tmp_path: Path) -> None:
@@ -200,7 +197,7 @@ def test_each_column_that_a_run_needs_is_in_the_table(
             if missing and columns and not unnamed:
                 assert all(repr(each) in str(error.value) for each in missing)
         else:
-            assert read_schema(source) == Schema()
+            assert read_schema(source) == (0, "")
 
 
 @pytest.mark.parametrize("patients", [False, True])
@@ -224,7 +221,7 @@ def test_where_images_are_protected_no_row_is_about_many_of_them(
         with pytest.raises(DataError, match=f"names images by '{key}', so one row decides"):
             read_schema(source)
     else:
-        assert read_schema(source) == Schema()
+        assert read_schema(source) == (0, "")
 
 
 @pytest.mark.parametrize("kind", ["imagefolder", "dicom"])
@@ -245,7 +242,7 @@ def test_columns_need_a_table(tmp_path: Path, kind: Any, more: dict[str, Any], n
         with pytest.raises(DataError, match=f"^{names}: .*has no table with columns"):
             read_schema(source)
     else:
-        assert read_schema(source) == Schema()
+        assert read_schema(source) == (0, "")
     valued = DataSource(kind, str(tmp_path), target=number())
     with pytest.raises(DataError, match="has no table, and task = 'regression' needs one"):
         read_schema(valued)

@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedsurrogate.client_app.datasets.dataset import Dataset, DataSource, load
-from fedsurrogate.client_app.datasets.schema import read_schema
+from fedsurrogate.client_app.datasets.dataset import Dataset, DataSource, load, read_schema
 from fedsurrogate.client_app.features.extraction import extract
 from fedsurrogate.client_app.features.site_features import SiteFeatures, load_site
 from fedsurrogate.client_app.node_config import parse_node_config
@@ -125,7 +124,7 @@ def test_a_file_that_cannot_be_used_is_refused_or_left_out_alone(
     own = site(tmp_path / "data")
     assert len(own.train.labels) == 7
     assert [each.count for each in own.report.left_out] == [1]
-    assert read_schema(source(tmp_path / "data")).dimension == 6
+    assert read_schema(source(tmp_path / "data"))[0] == 6
 
 
 def test_a_pt_file_with_code_is_not_run(tmp_path: Path) -> None:

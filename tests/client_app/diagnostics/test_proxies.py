@@ -11,8 +11,12 @@ import grpc
 import pytest
 
 from fedsurrogate.client_app.diagnostics import connection_checks
-from fedsurrogate.client_app.diagnostics.connection_checks import check_link, proxy_for
-from fedsurrogate.client_app.diagnostics.findings import Finding, Link
+from fedsurrogate.client_app.diagnostics.connection_checks import (
+    Finding,
+    Link,
+    check_link,
+    proxy_for,
+)
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.flower.environment import PROXIES, without_proxy_here
 from fedsurrogate.server_app.deployment.certificates import issue

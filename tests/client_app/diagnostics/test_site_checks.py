@@ -24,8 +24,7 @@ from safetensors.torch import save_file
 
 from fedsurrogate.client_app.cli import main as cli
 from fedsurrogate.client_app.cli.approve import approve
-from fedsurrogate.client_app.diagnostics.connection_checks import check_link
-from fedsurrogate.client_app.diagnostics.findings import Finding, Link
+from fedsurrogate.client_app.diagnostics.connection_checks import Finding, Link, check_link
 from fedsurrogate.client_app.diagnostics.site_checks import (
     check_isolation,
     check_site,
@@ -402,7 +401,7 @@ def test_a_weak_budget_is_remarked_at_the_hospital_with_its_own_records(
     site_features._warn_once.cache_clear()
     with caplog.at_level(logging.WARNING, "fedsurrogate.site"):
         records = len(load_site(run, node, 100).train.labels)
-    odd = check_run(run, node).facts["warnings"]
+    odd = check_run(run, node)["warnings"]
     assert found.state == ("WARN" if words else "PASS")
     for texts in ([found.remedy], caplog.messages, odd):
         warnings = [text for text in texts if " is above " in text]

@@ -17,7 +17,7 @@ from PIL import Image
 from torch import nn
 
 from fedsurrogate.client_app.datasets.dataset import Dataset
-from fedsurrogate.client_app.features import cache, extraction
+from fedsurrogate.client_app.features import extraction
 from fedsurrogate.common.backbones.backbones import Backbone
 from fedsurrogate.common.backbones.own_backbones import own_backbone
 
@@ -81,7 +81,7 @@ def use(processes: int, shard: int = SHARD) -> None:
     """Let this process extract features in shards of 16, by so many processes on the CPU; one is
     this process.
     """
-    cache.SHARD, extraction.SHARDS_EACH = shard, 1
+    extraction.SHARD, extraction.SHARDS_EACH = shard, 1
     extraction.gpus_of = lambda _: ("cpu",) * processes
 
 

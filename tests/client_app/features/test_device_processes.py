@@ -17,7 +17,7 @@ import psutil
 import pytest
 import torch
 
-from fedsurrogate.client_app.features import cache, device_processes, extraction
+from fedsurrogate.client_app.features import device_processes, extraction
 from fedsurrogate.client_app.features.device_processes import Devices, in_processes
 from fedsurrogate.client_app.features.extraction import Features, extract
 from fedsurrogate.client_app.features.site_features import load_site
@@ -46,7 +46,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture
 def processes(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    monkeypatch.setattr(cache, "SHARD", SHARD)
+    monkeypatch.setattr(extraction, "SHARD", SHARD)
     monkeypatch.setattr(extraction, "SHARDS_EACH", 1)
     monkeypatch.setattr(extraction, "gpus_of", extraction.gpus_of)
     return use

@@ -24,10 +24,9 @@ from torch import Tensor
 
 from fedsurrogate.client_app.datasets.dataset import Dataset, DataSource, load
 from fedsurrogate.client_app.datasets.left_out import NoRecordsError
-from fedsurrogate.client_app.features import cache, device_processes, extraction
-from fedsurrogate.client_app.features.cache import ShardWriter
+from fedsurrogate.client_app.features import device_processes, extraction
 from fedsurrogate.client_app.features.device_processes import Part, in_parts, shape_of_images
-from fedsurrogate.client_app.features.extraction import extract
+from fedsurrogate.client_app.features.extraction import ShardWriter, extract
 from fedsurrogate.common.backbones.backbones import Backbone, load_backbone
 from fedsurrogate.common.backbones.preprocessing import OwnTransform, Preprocessing
 from fedsurrogate.common.errors import BackboneError, DataError
@@ -503,7 +502,7 @@ def test_shards_are_written_when_all_their_records_are_there_and_read_back_if_un
         pieces += [each for each in (rows[:at], rows[at:]) if each]
     pieces = [pieces[at] for at in data.draw(st.permutations(range(len(pieces))))]
     with TemporaryDirectory() as place, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cache, "SHARD", SIZE)
+        patch.setattr(extraction, "SHARD", SIZE)
         folder = Path(place, "entry.partial")
         writer = ShardWriter.resumed(folder, count)
         assert (writer.done, [*map(list, writer.missing())]) == (

@@ -21,8 +21,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fedsurrogate.client_app.features.cache import SHARD, ShardWriter, written
 from fedsurrogate.client_app.features.device_processes import Part
+from fedsurrogate.client_app.features.extraction import SHARD, ShardWriter, written
 from fedsurrogate.client_app.features.site_features import load_site
 from fedsurrogate.client_app.governance.policy import policy_of
 from fedsurrogate.client_app.methods.fedpft.surrogate import Clipped, noisy_sums

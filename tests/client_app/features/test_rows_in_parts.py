@@ -13,9 +13,14 @@ from filelock import FileLock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsurrogate.client_app.features import cache, extraction
-from fedsurrogate.client_app.features.cache import MIB, clipped_features, make_room, written
-from fedsurrogate.client_app.features.extraction import Features
+from fedsurrogate.client_app.features import extraction
+from fedsurrogate.client_app.features.extraction import (
+    MIB,
+    Features,
+    clipped_features,
+    make_room,
+    written,
+)
 from fedsurrogate.client_app.governance.work_limits import has_room, remove_oldest
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.privacy.gaussian_mechanism import clip
@@ -36,7 +41,7 @@ def test_clipped_rows_in_a_file_are_those_in_memory(
     features = table(shape)
     expected, share = clip(2.0 * features.double(), norm)
     with TemporaryDirectory() as place, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cache, "CHUNK", size)
+        patch.setattr(extraction, "CHUNK", size)
         for folder in (None, Path(place, "inner")):
             found, shortened = clipped_features(features, norm, folder, lambda rows: 2.0 * rows)
             assert found.dtype == torch.float64

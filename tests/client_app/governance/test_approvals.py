@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 
 from fedsurrogate.client_app.governance.gate import (
     DECISIONS,
-    Approvals,
     Decision,
     Gate,
     decide,
     decisions,
     open_gate,
+    who_allows,
 )
 from fedsurrogate.client_app.governance.ledger import Ledger
 from fedsurrogate.client_app.governance.policy import Policy
@@ -87,15 +87,15 @@ def test_a_run_is_allowed_if_and_only_if_all_who_are_needed_have_allowed_it(
         about = own if right_proposal else "another"
         decide(home, digest_of(run), Decision(answer, "Olga", about, "2026-01-01"))  # type: ignore[arg-type]
     policy = Policy(require_approval=int(needs_people), require_officer=needs_officer)
-    rules = Approvals(policy, home, home)
+    rules = partial(who_allows, policy, home, home)
     right = has == "signed" or not needs_people
     # An officer approves a proposal; who refuses, refuses the settings.
     approved = answer == "approved" and (right_proposal or has == "none")
     if answer == "refused" or (needs_officer and not approved) or not right:
         with pytest.raises(PolicyError):
-            rules.check(digest_of(run), run.settings.approval)
+            rules(digest_of(run), run.settings.approval)
         return
-    allowed = rules.check(digest_of(run), run.settings.approval)
+    allowed = rules(digest_of(run), run.settings.approval)
     assert ("Ada" in allowed.by) == needs_people
     assert ("here Olga" in allowed.by) == approved
 
@@ -239,19 +239,19 @@ LATE = (
 def test_decisions_that_cannot_be_read_allow_nothing(tmp_path: Path, content: str) -> None:
     (tmp_path / DECISIONS).write_text(content)
     with pytest.raises(ConfigError, match=DECISIONS):
-        Approvals(Policy(), tmp_path, tmp_path).check(digest_of(with_text(None)), "")
+        who_allows(Policy(), tmp_path, tmp_path, digest_of(with_text(None)), "")
 
 
 def test_a_later_decision_replaces_an_earlier_one(tmp_path: Path) -> None:
     run = with_text(None)
-    rules = Approvals(Policy(require_officer=True), tmp_path, tmp_path)
+    rules = partial(who_allows, Policy(require_officer=True), tmp_path, tmp_path)
     for answer in ("refused", "approved", "refused"):
         decide(tmp_path, digest_of(run), Decision(answer, "Olga", "", "2026-01-01"))  # type: ignore[arg-type]
         if answer == "refused":
             with pytest.raises(PolicyError, match="Olga, an officer of this site, has refused"):
-                rules.check(digest_of(run), run.settings.approval)
+                rules(digest_of(run), run.settings.approval)
         else:
-            assert rules.check(digest_of(run), run.settings.approval).by == "here Olga"
+            assert rules(digest_of(run), run.settings.approval).by == "here Olga"
     assert set(json.loads((tmp_path / DECISIONS).read_text())) == {digest_of(run)}
 
 
@@ -259,7 +259,7 @@ def test_an_approval_is_of_the_text_that_was_read_and_ends_with_its_last_day(
     tmp_path: Path,
 ) -> None:
     """Who writes a proposal chooses its id, and can choose one twice."""
-    rules, read_ = Approvals(Policy(require_officer=True), tmp_path, tmp_path), signed()
+    rules, read_ = partial(who_allows, Policy(require_officer=True), tmp_path, tmp_path), signed()
     run, text = with_text(read_), read_.proposal.text_digest()
     today = datetime.now(UTC).date()
     for last, may in ((today, True), (today - timedelta(1), False)):
@@ -267,16 +267,16 @@ def test_an_approval_is_of_the_text_that_was_read_and_ends_with_its_last_day(
         decide(tmp_path, digest_of(run), made)
         for approval in (run.settings.approval, ""):
             if may:
-                assert rules.check(digest_of(run), approval).by == "here Olga"
+                assert rules(digest_of(run), approval).by == "here Olga"
                 continue
             with pytest.raises(PolicyError, match="its last day has passed"):
-                rules.check(digest_of(run), approval)
+                rules(digest_of(run), approval)
     decide(tmp_path, digest_of(run), Decision("approved", "Olga", read_.proposal.id, "", text))
     for change in ({"purpose": "something else"}, {"expires": "2999-01-01"}):
         other = SignedProposal(replace(read_.proposal, **change))
         assert other.proposal.digest() == digest_of(run)
         with pytest.raises(PolicyError, match="has approved this proposal"):
-            rules.check(digest_of(run), other.setting())
+            rules(digest_of(run), other.setting())
 
 
 def test_of_decisions_at_the_same_time_none_is_lost(tmp_path: Path) -> None:

@@ -179,7 +179,9 @@ def forbidden_without_noise(policy: Policy, run: Run, peers: str) -> Iterator[st
 def test_a_run_is_refused_exactly_where_it_breaks_a_rule(
     tmp_path_factory: pytest.TempPathFactory, policy: Policy, run: Run, peers: str
 ) -> None:
-    gate = Gate(policy, Ledger(tmp_path_factory.getbasetemp() / "none", "data"), peers)
+    gate = Gate(
+        policy, Ledger(tmp_path_factory.getbasetemp() / "none", "data"), NodeConfig(peers=peers)
+    )
     broken = list(forbidden(policy, run, peers))
     if not broken:
         gate.check_request(run)
@@ -258,7 +260,9 @@ def test_no_run_without_noise_answers_to_a_model_unless_the_policy_says_so(
         for peers in ("", "peers.toml"):
             refused = found[-1] and not (run.settings.fedpft.seal and peers)
             with pytest.raises(PolicyError, match="exact-sums-at") if refused else nullcontext():
-                Gate(strict, Ledger(tmp_path / "none", "data"), peers).check_request(run)
+                Gate(
+                    strict, Ledger(tmp_path / "none", "data"), NodeConfig(peers=peers)
+                ).check_request(run)
     assert any(found) or target == "survey"
 
 

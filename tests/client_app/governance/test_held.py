@@ -78,13 +78,13 @@ def test_a_failure_without_a_listed_cause_shows_once_and_holds_the_records_until
     assert FALLBACK not in train(site)["facts"]
     with monkeypatch.context() as patch:
         patch.setattr(release, "load_site", failing(error))
-        assert check_run(RUN, node).refusal
+        assert check_run(RUN, node)["refusal"]
         assert why_held(node) == "", "a person sees a dry run, and nothing leaves"
         assert FALLBACK in train(site)["facts"]
     # The failure is over, but whether it comes again must not be visible.
     assert FALLBACK in train(site)["facts"]
     assert type(error).__name__ in why_held(node)
-    assert "held since" in check_run(RUN, node).refusal
+    assert "held since" in check_run(RUN, node)["refusal"]
     (data,) = (each for each in check_site(RUN, node) if each.what == "data")
     assert (data.state, "delete" in data.found) == ("FAIL", True)
     (file,) = (tmp_path / "h" / "state" / "held").iterdir()

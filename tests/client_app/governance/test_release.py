@@ -143,7 +143,7 @@ def test_a_file_is_in_place_only_once_the_charge_is_on_disk(
                 raise in_guard
             yield
 
-        put = module._put
+        put = module.put_in_place
 
         def placed(temporary: Path, file: Path) -> None:
             on_disk.append(
@@ -155,7 +155,7 @@ def test_a_file_is_in_place_only_once_the_charge_is_on_disk(
 
         seen: list[list[Path]] = []
         on_disk: list[int] = []
-        patch.setattr(module, "_put", placed)
+        patch.setattr(module, "put_in_place", placed)
         with suppress(FedSurrogateError, OSError, KeyboardInterrupt, SystemExit):
             charge_and_release(Gate(Policy(), ledger), release(), files, guard)
         charged = in_guard is None and in_charge is None

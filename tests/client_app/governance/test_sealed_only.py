@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsurrogate.client_app.governance.policy import Policy
-from fedsurrogate.client_app.governance.sealed_only import (
+from fedsurrogate.client_app.governance.gate import (
     IN_CLEAR,
     check_counting,
-    check_work,
+    check_sealed_request,
     in_clear,
 )
+from fedsurrogate.client_app.governance.policy import Policy
 from fedsurrogate.client_app.requests import WORK
 from fedsurrogate.common.errors import PolicyError
 from fedsurrogate.common.run import Run, parse_run
@@ -47,9 +47,9 @@ def test_a_site_that_only_seals_answers_nothing_else(
     facts = {"fingerprint": "f", "dimension": 3, "simulated": False, "key": "k", "classes": "[]"}
     if require and not (sealed and peers and work in IN_CLEAR):
         with pytest.raises(PolicyError, match="require-seal = true"):
-            check_work(policy, sealed, peers, work)
+            check_sealed_request(policy, sealed, peers, work)
         return
-    check_work(policy, sealed, peers, work)
+    check_sealed_request(policy, sealed, peers, work)
     clear = in_clear(policy, work, facts)
     assert clear.items() <= facts.items()
     assert (clear == facts) == (not require)

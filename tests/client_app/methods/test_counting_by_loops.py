@@ -16,8 +16,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedsurrogate.client_app.datasets.dataset import Dataset
-from fedsurrogate.client_app.features.image_cells import image_cells
-from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
+from fedsurrogate.client_app.features.site_features import (
+    LabelledFeatures,
+    SiteFeatures,
+    image_cells,
+)
 from fedsurrogate.client_app.governance.work_limits import SiteLimits
 from fedsurrogate.client_app.methods import counting as target_counts
 from fedsurrogate.client_app.methods.counting import (

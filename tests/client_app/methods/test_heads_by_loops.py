@@ -14,11 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures, load_site
 from fedsurrogate.client_app.governance.work_limits import SiteLimits
 from fedsurrogate.client_app.methods import local_training as distillation
-from fedsurrogate.client_app.methods.baselines import _of_all, compare
+from fedsurrogate.client_app.methods.evaluation import _of_all, compare
 from fedsurrogate.client_app.methods.job import Job
 from fedsurrogate.client_app.methods.local_training import distil, local_head, own_head
 from fedsurrogate.client_app.node_config import NodeConfig
@@ -146,7 +147,7 @@ def test_the_first_site_learns_from_its_labels_and_the_others_from_the_received_
     assert torch.equal(x, own)
     assert (count, of_head, seed) == (3, config.settings.head, 6)
     if first:
-        assert loss == []
+        assert loss == [cross_entropy]
         assert torch.equal(wanted, y)
     else:
         tensors = unpack_parameters(payload or b"").tensors

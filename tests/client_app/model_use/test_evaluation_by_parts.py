@@ -20,13 +20,13 @@ from fedsurrogate.client_app.datasets.dataset import stratified_split
 from fedsurrogate.client_app.model_use.calibration import (
     SCORES,
     Calibration,
+    Wish,
     abstain_limit,
     fit_temperature,
     threshold_for,
 )
 from fedsurrogate.client_app.model_use.evaluation import Evaluation, check_promise, evaluate
 from fedsurrogate.client_app.model_use.held_out import HeldOut, _grouped
-from fedsurrogate.client_app.model_use.thresholds import Wish
 from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.models.class_metrics import Judged, report
 from fedsurrogate.common.models.classifiers import scores_alone

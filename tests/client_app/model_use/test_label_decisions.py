@@ -17,15 +17,16 @@ from scipy.special import expit, logit
 from torch import Tensor
 
 from fedsurrogate.client_app.datasets.dataset import stratified_split
-from fedsurrogate.client_app.model_use.calibration import Calibration, decided_answers
+from fedsurrogate.client_app.model_use.calibration import (
+    Calibration,
+    Wish,
+    calibrated_labels,
+    decided_answers,
+    shares_in,
+)
 from fedsurrogate.client_app.model_use.held_out import HeldOut
 from fedsurrogate.client_app.model_use.store import read_index, use_model
 from fedsurrogate.client_app.model_use.target_metrics import label_metrics
-from fedsurrogate.client_app.model_use.thresholds import (
-    Wish,
-    calibrated_labels,
-    shares_in,
-)
 from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.models.class_metrics import calibration_error

@@ -16,9 +16,9 @@ from safetensors.torch import save_file
 from sklearn.metrics import accuracy_score
 
 from fedsurrogate.client_app.datasets.dataset import DataSource, load_all
+from fedsurrogate.client_app.model_use.calibration import Wish
 from fedsurrogate.client_app.model_use.evaluation import evaluate
 from fedsurrogate.client_app.model_use.held_out import Source, held_out
-from fedsurrogate.client_app.model_use.thresholds import Wish
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.run import parse_run

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsurrogate.client_app.model_use.calibration import Calibration, decided_answers
+from fedsurrogate.client_app.model_use.calibration import Calibration, Wish, decided_answers
 from fedsurrogate.client_app.model_use.evaluation import evaluate
 from fedsurrogate.client_app.model_use.held_out import HeldOut
 from fedsurrogate.client_app.model_use.target_metrics import (
@@ -23,7 +23,6 @@ from fedsurrogate.client_app.model_use.target_metrics import (
     number_metrics,
     time_metrics,
 )
-from fedsurrogate.client_app.model_use.thresholds import Wish
 from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.models.class_metrics import Metric
 from fedsurrogate.common.models.classifiers import Head, scores_alone

@@ -13,7 +13,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from fedsurrogate.client_app.diagnostics.findings import Finding
+from fedsurrogate.client_app.diagnostics.connection_checks import Finding
 from fedsurrogate.client_app.processes import node_process, supervisor
 from fedsurrogate.client_app.processes.node_process import look_at_link
 from fedsurrogate.client_app.processes.supervisor import TWIN, Commands, Supervisor

@@ -209,7 +209,7 @@ def test_a_missing_package_is_not_taken_for_unusable_records_and_answered_with_n
     with hidden("pydicom"), pytest.raises(PackageError, match="data = 'dicom'"):
         check_run(parse_run(run), site)
     # With the package, the same site answers as one without usable records.
-    assert "no record of the classes" in str(check_run(parse_run(run), site).facts["failure"])
+    assert "no record of the classes" in str(check_run(parse_run(run), site)["failure"])
 
 
 def test_a_site_does_not_join_and_its_doctor_fails_without_the_package_of_its_data(

@@ -385,7 +385,7 @@ def test_no_share_and_all_of_it_and_more_than_any_are_epsilons() -> None:
 
 
 @few
-@given(st.integers(1, 12), st.integers(0, 14), st.integers(0, 99))
+@given(st.integers(2, 12), st.integers(0, 14), st.integers(0, 99))
 def test_the_highest_scores_are_guessed_in_and_the_lowest_out(
     canaries: int, count: int, seed: int
 ) -> None:
@@ -396,23 +396,7 @@ def test_the_highest_scores_are_guessed_in_and_the_lowest_out(
     order = sorted(range(canaries), key=lambda at: float(scores[at]))
     right = sum(bool(included[at]) for at in order[-half:])
     right += sum(not included[at] for at in order[:half])
-    if 2 * half > canaries:
-        with pytest.raises(ConfigError):
-            guess(scores, included, count)
-        return
     assert guess(scores, included, count) == Guesses(canaries, 2 * half, right)
-
-
-@pytest.mark.parametrize(
-    ("numbers", "fits"),
-    [((0, 0, 0), True), ((5, 5, 5), True), ((5, 4, 0), True), ((5, 6, 1), False), ((5, 4, 5), False), ((5, 4, -1), False)],
-)  # fmt: skip
-def test_no_more_answers_are_right_than_given(numbers: tuple[int, int, int], fits: bool) -> None:
-    if fits:
-        assert Guesses(*numbers).right == numbers[2]
-        return
-    with pytest.raises(ConfigError, match="is impossible"):
-        Guesses(*numbers)
 
 
 @few

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from torchvision.datasets import ImageFolder
 
-from fedsurrogate.client_app.datasets.dataset import DataSource, load
-from fedsurrogate.client_app.datasets.schema import read_schema
+from fedsurrogate.client_app.datasets.dataset import DataSource, load, read_schema
 from fedsurrogate.common.errors import DataError, FedSurrogateError
 from fedsurrogate.common.identity import likely_one, name_of, normal
 from fedsurrogate.common.run import parse_run

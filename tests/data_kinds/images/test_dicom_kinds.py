@@ -29,7 +29,7 @@ from pydicom.uid import (
 import fedsurrogate as fs
 from fedsurrogate._images import picture
 from fedsurrogate.client_app.datasets.dataset import DataSource, load
-from fedsurrogate.client_app.datasets.dicom_pixels import open_dicom
+from fedsurrogate.client_app.datasets.dicom_files import open_dicom
 from fedsurrogate.common.errors import DataError
 from tests.data_kinds.images.predictions import predicted
 from tests.dicom_files import Array, image, lookup, save

@@ -26,7 +26,7 @@ from fedsurrogate._images import picture
 from fedsurrogate._model import ImageModel
 from fedsurrogate.client_app.datasets.dataset import DataSource, load
 from fedsurrogate.client_app.datasets.dicom import scan_images
-from fedsurrogate.client_app.datasets.dicom_pixels import open_dicom
+from fedsurrogate.client_app.datasets.dicom_files import open_dicom
 from fedsurrogate.client_app.datasets.image_folders import IMAGE_SUFFIXES
 from fedsurrogate.client_app.datasets.left_out import LeftOut
 from fedsurrogate.client_app.features import extraction

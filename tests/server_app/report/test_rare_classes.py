@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from sklearn import metrics as sk
 
 import fedsurrogate as fs
+from fedsurrogate.client_app.model_use.calibration import Wish
 from fedsurrogate.client_app.model_use.evaluation import evaluate
 from fedsurrogate.client_app.model_use.held_out import HeldOut
-from fedsurrogate.client_app.model_use.thresholds import Wish
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.signed_models.signed_model import make_signed_model

@@ -32,7 +32,7 @@ from fedsurrogate.client_app.methods.dp.record_gradients import (
     poisson_sample,
     train_privately,
 )
-from fedsurrogate.client_app.methods.dpcvae.training_steps import trainer_of
+from fedsurrogate.client_app.methods.dpcvae.training import trainer_of
 from fedsurrogate.client_app.methods.local_training import Variant, class_losses
 from fedsurrogate.common.models.generators import fresh_companion, fresh_generator
 from fedsurrogate.common.models.loss_landscape import LandscapeRecords

@@ -22,12 +22,14 @@ from fedsurrogate.client_app.features.site_features import LabelledFeatures, Sit
 from fedsurrogate.client_app.governance.release import entry
 from fedsurrogate.client_app.methods.dp.record_gradients import Units, clipped_sums
 from fedsurrogate.client_app.methods.dpcvae import training
-from fedsurrogate.client_app.methods.dpcvae.training import generator_sums, train_generator, trained
-from fedsurrogate.client_app.methods.dpcvae.training_steps import (
+from fedsurrogate.client_app.methods.dpcvae.training import (
     CVAETrainer,
     GanTrainer,
     exact_gradient,
+    generator_sums,
     private_gradient,
+    train_generator,
+    trained,
 )
 from fedsurrogate.client_app.methods.job import Job, MethodOutput
 from fedsurrogate.client_app.node_config import NodeConfig

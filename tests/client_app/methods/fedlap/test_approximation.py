@@ -25,12 +25,13 @@ from fedsurrogate.client_app.methods.dp.record_gradients import (
     sums_like,
 )
 from fedsurrogate.client_app.methods.fedlap import approximation
-from fedsurrogate.client_app.methods.fedlap.approximation import approximate
-from fedsurrogate.client_app.methods.fedlap.image_synthesis import Matching, synthesise
-from fedsurrogate.client_app.methods.fedlap.statistics import (
+from fedsurrogate.client_app.methods.fedlap.approximation import (
+    Matching,
     Search,
     ServerWalk,
+    approximate,
     effective_radius,
+    synthesise,
 )
 from fedsurrogate.client_app.methods.job import Job, MethodOutput
 from fedsurrogate.client_app.node_config import NodeConfig

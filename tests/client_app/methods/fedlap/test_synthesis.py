@@ -20,17 +20,22 @@ from fedsurrogate.client_app.features.site_features import LabelledFeatures, Sit
 from fedsurrogate.client_app.governance.release import entry
 from fedsurrogate.client_app.methods.dp.record_gradients import PrivateGradient
 from fedsurrogate.client_app.methods.fedlap import approximation
-from fedsurrogate.client_app.methods.fedlap.approximation import dsc, feddm, perturbed, psg
-from fedsurrogate.client_app.methods.fedlap.image_synthesis import MOMENTUM, Matching, synthesise
-from fedsurrogate.client_app.methods.fedlap.statistics import (
+from fedsurrogate.client_app.methods.fedlap.approximation import (
     CLASS_GRADIENTS,
+    MOMENTUM,
     Batches,
+    Matching,
     Statistic,
     class_mean_slope,
     class_means,
+    dsc,
+    feddm,
     matching_slope,
+    perturbed,
+    psg,
     real_class_gradients,
     real_class_means,
+    synthesise,
 )
 from fedsurrogate.client_app.methods.job import Job, MethodOutput
 from fedsurrogate.client_app.node_config import NodeConfig

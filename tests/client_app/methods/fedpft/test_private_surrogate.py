@@ -24,10 +24,10 @@ from fedsurrogate.client_app.methods.fedpft.surrogate import (
     Clipped,
     SiteData,
     dp_em,
-    less,
     make_surrogate,
     noisy_sums,
     theorem_4_1,
+    unchanged,
 )
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.privacy.accounting import GaussianEvent, epsilon_spent
@@ -38,6 +38,7 @@ from fedsurrogate.common.privacy.shares import EM_STEPS, budget_shares
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings.base import Scalar
 from fedsurrogate.common.surrogates.covariances import Diagonal, Full, Spherical
+from fedsurrogate.common.surrogates.mixtures import PublicMap
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate, SumsSurrogate
 
 CLASSES = ("a", "b", "c")
@@ -464,7 +465,7 @@ def test_noisy_sums_are_those_of_clipped_records_less_the_centre_weighted_by_pat
     )
     centre = torch.randn(D_KNOWN, generator=draw)
     patients = [str(each) for each in torch.randint(0, 3, (count,), generator=draw).tolist()]
-    data = Clipped.of(raw, labels, patients, norm, less(centre))
+    data = Clipped.of(raw, labels, patients, norm, PublicMap(centre=centre).apply)
     moved = raw.double().numpy() - centre.double().numpy()
     lengths = np.linalg.norm(moved, axis=1)
     x = moved / np.maximum(lengths, norm)[:, None]
@@ -499,4 +500,4 @@ def test_noisy_sums_are_those_of_clipped_records_less_the_centre_weighted_by_pat
 
 def test_less_of_nothing_changes_nothing() -> None:
     x = torch.randn(3, D_KNOWN)
-    assert less(None)(x) is x
+    assert unchanged(x) is x

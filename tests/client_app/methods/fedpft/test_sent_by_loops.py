@@ -162,7 +162,7 @@ def test_a_centre_of_another_dimension_is_refused() -> None:
     run = parse_run({"epsilon": 3.0, "delta": 1e-5, "classes": ",".join(NAMES)})
     labels = [0] * 12
     fedpft_surrogate(job(run, labels, pack_public_mean(torch.zeros(D))))
-    with pytest.raises(SurrogateError, match="public mean of dimension 3, features here have 4"):
+    with pytest.raises(SurrogateError, match="a centre of 3 dimensions; features here have 4"):
         fedpft_surrogate(job(run, labels, pack_public_mean(torch.zeros(3))))
 
 
