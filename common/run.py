@@ -30,7 +30,7 @@ from .settings import (
     Settings,
 )
 from .settings.base import Scalar, parse_settings, without_gone
-from .settings.heads import AUTO, TargetSettings
+from .settings.heads import AUTO, FEWEST_OWN, TargetSettings
 from .targets.target import Objective, Target
 from .terms import signed_fields
 
@@ -252,7 +252,7 @@ class Run:
             "map": (
                 self.projects,
                 bool(own.features.given_projection),
-                plan.mean_over_columns and stated(KEPT),
+                plan.mean_over_columns and (stated(KEPT), FEWEST_OWN),
             ),
         }
         signed = {key: value for key, value in own.flat().items() if self._signs(key)}

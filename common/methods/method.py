@@ -17,7 +17,7 @@ from ..errors import SurrogateError
 from ..privacy.mechanism import DISTRIBUTED_SUMS, MechanismRecipe
 from ..privacy.shares import ALL, KEPT, OwnParts, stated
 from ..settings import FedAvgSettings, Settings
-from ..settings.heads import FEWEST_MAPPED
+from ..settings.heads import FEWEST_OWN
 from ..targets.target import Target
 from ..terms import NOT_SIGNED, Term
 
@@ -358,7 +358,7 @@ class Plan:
         Args:
             dimension: of the features.
         """
-        return KEPT if self.mean_over_columns and dimension >= FEWEST_MAPPED else ALL
+        return KEPT if self.mean_over_columns and dimension >= FEWEST_OWN else ALL
 
     def subtracted(self, dimension: int, centre: str = "") -> str:
         """What a claim states was subtracted from features before their clip.

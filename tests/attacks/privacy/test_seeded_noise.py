@@ -154,9 +154,8 @@ def numbers_in(payload: bytes) -> Numbers:
                     yield from tables(each, name)
 
     for kind in (pb.Surrogate, pb.Parameters, pb.Synthetic, pb.Counts, pb.Relay):
-        message = kind()
         try:
-            read_message(message, payload, "reply")
+            message: Any = read_message(kind, payload, "reply")
         except SurrogateError:
             continue
         parts = [numbers_in(each) for each in message.surrogates] if kind is pb.Relay else []

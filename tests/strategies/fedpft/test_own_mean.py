@@ -34,7 +34,7 @@ from fedsurrogate.common.privacy.shares import (
     stated,
 )
 from fedsurrogate.common.run import Run, parse_run
-from fedsurrogate.common.settings.heads import FEWEST_MAPPED
+from fedsurrogate.common.settings.heads import FEWEST_OWN
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate, SumsSurrogate
 from fedsurrogate.common.wire.model_proto import pack_classifier, unpack_classifier
 from fedsurrogate.common.wire.records import pack_surrogate
@@ -146,7 +146,7 @@ def test_the_mean_is_weighed_and_at_most_a_share_of_the_rest(
 @pytest.mark.parametrize("family", ["spherical", "diag", "full", "lowrank"])
 def test_a_head_changes_features_as_those_that_it_was_learned_from(family: str) -> None:
     run = parse_run(PRIVATE | {"fedpft.covariance": family})
-    features, labels = records(400, FEWEST_MAPPED, 0)
+    features, labels = records(400, FEWEST_OWN, 0)
     head = head_of([sent(run, features, labels)], run)
     assert (head.mean_over_columns, head.clip) == (KEPT, 0.0)
     mapped = clip(weigh_mean_over_columns(features, KEPT), 0.0)[0]
@@ -178,10 +178,10 @@ def test_a_model_of_an_earlier_version_predicts_as_it_did() -> None:
 @pytest.mark.parametrize(
     ("changed", "columns"),
     [
-        ({}, FEWEST_MAPPED - 1),
-        ({"features.projection": ""}, FEWEST_MAPPED),
-        ({"fedpft.components": 2}, FEWEST_MAPPED),
-        ({"fedpft.privacy": "theorem-4.1", "fedpft.covariance": "diag"}, FEWEST_MAPPED),
+        ({}, FEWEST_OWN - 1),
+        ({"features.projection": ""}, FEWEST_OWN),
+        ({"fedpft.components": 2}, FEWEST_OWN),
+        ({"fedpft.privacy": "theorem-4.1", "fedpft.covariance": "diag"}, FEWEST_OWN),
     ],
 )
 def test_few_columns_settings_and_published_mechanisms_keep_all_of_it(
@@ -197,7 +197,7 @@ def test_few_columns_settings_and_published_mechanisms_keep_all_of_it(
 def test_it_is_in_the_claim_and_in_the_digest_and_a_site_without_it_is_refused() -> None:
     run, other = parse_run(PRIVATE), parse_run(PRIVATE | {"features.projection": ""})
     assert run.digest != other.digest
-    made = sent(run, *records(400, FEWEST_MAPPED, 0))
+    made = sent(run, *records(400, FEWEST_OWN, 0))
     assert isinstance(made, SumsSurrogate)
     assert made.claim.centre == stated(KEPT)
     strategy = FedPFT(run, Unrecorded(), "cpu")
@@ -213,7 +213,7 @@ def test_a_stored_run_of_an_earlier_version_is_learned_from_as_it_was_sent(
     weight: OwnParts,
 ) -> None:
     run = parse_run(PRIVATE)
-    features, labels = records(400, FEWEST_MAPPED, 0)
+    features, labels = records(400, FEWEST_OWN, 0)
     made = sent(run, weigh_mean_over_columns(features, weight), labels)
     assert isinstance(made, SumsSurrogate)
     made = replace(made, header=replace(made.header, run="e" * 16))

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 import fedsurrogate as fs
 from fedsurrogate.common.privacy.shares import ALL, KEPT
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.settings.heads import FEWEST_MAPPED
+from fedsurrogate.common.settings.heads import FEWEST_OWN
 
 Array = NDArray[np.float64]
 SITES, RECORDS, OFFSET = 3, 800, 1000.0
@@ -53,7 +53,7 @@ def site(name: str, seed: int, columns: int) -> tuple[Array, Array]:
     return features, values(name, hidden, seed)
 
 
-def run(name: str, folder: Path, columns: int = FEWEST_MAPPED, **more: Any) -> fs.Result:
+def run(name: str, folder: Path, columns: int = FEWEST_OWN, **more: Any) -> fs.Result:
     """A simulated run of three sites."""
     sites = [site(name, seed, columns) for seed in range(SITES)]
     settings = PRIVATE | TARGETS[name][0] | more
@@ -87,9 +87,9 @@ def test_a_run_says_what_features_keep(name: str) -> None:
     exact = parse_run({key: value for key, value in flat.items() if key not in PRIVATE})
     assert here.digest != other.digest
     for plan, columns, kept in (
-        (here.plan, FEWEST_MAPPED, KEPT),
-        (here.plan, FEWEST_MAPPED - 1, ALL),
-        (other.plan, FEWEST_MAPPED, ALL),
-        (exact.plan, FEWEST_MAPPED, ALL),
+        (here.plan, FEWEST_OWN, KEPT),
+        (here.plan, FEWEST_OWN - 1, ALL),
+        (other.plan, FEWEST_OWN, ALL),
+        (exact.plan, FEWEST_OWN, ALL),
     ):
         assert plan.mean_over_columns_weight(columns) == kept
