@@ -4,9 +4,10 @@ Nothing leaves.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -246,25 +247,23 @@ def evaluate(
     held = held_out(signed, node, source)
     own = adapted_classifier(node, signed)
     evaluation = judge(signed, held, calibration, wished, own, own_gaussians(node, signed))
-    facts, page = evaluation.write(out)
+    _, page = evaluation.write(out)
     stored = None
     if store:
         stored = store_calibration(node, signed, evaluation.calibration, evaluation.gaussians)
     report = evaluation.report
-    if report is None:
-        print(facts.read_text() if as_json else page)
-        return
     if as_json:
         shown = {"page": str(page), "stored": stored and str(stored)} | evaluation.content
         print_json(shown)
         return
     if named.note:
         console.print(named.note, style="dim")
-    console.print(_table(report, held.where))
-    if report.left_out:
+    content = evaluation.content
+    console.print(_answers(content) if report is None else _table(report, held.where))
+    if report is not None and report.left_out:
         text = f"no record: {', '.join(report.left_out)}; undefined, and in no average"
         console.print(text, style="yellow")
-    if promise := evaluation.content["promise"]:
+    if promise := content.get("promise"):
         text = (
             f"{promise['verdict']}: of these records {promise['error']:.1%} are wrong, of points drawn from what "
             f"all sites sent {promise['promised']:.1%}"
@@ -275,6 +274,27 @@ def evaluate(
             f"decision: {evaluation.calibration.note}" + ("" if store else "; --store keeps it")
         )
     console.print(str(page))
+
+
+def _answers(content: Mapping[str, Any]) -> Table:
+    """The score of each answer of a model of labels, numbers or times; the page has all metrics."""
+    from rich.table import Table
+
+    from fedsurrogate.common.targets.metrics import IN_WORDS, metric_text
+    from fedsurrogate.common.targets.registry import TARGETS
+
+    scores = [kind.score for kind in TARGETS.values()]
+    title = f"{content['count']} records, {content['records']}"
+    table = Table("", "", "value", "95 % interval", "records", title=title)
+    for answer, own in content["metric_values"].items():
+        for key in (key for key in scores if key in own):
+            value, low, high, records = (
+                own[key][each] for each in ("value", "low", "high", "support")
+            )
+            limits = "" if low is None else f"{metric_text(key, low)} to {metric_text(key, high)}"
+            shown = "undefined" if value is None else metric_text(key, value)
+            table.add_row(answer, IN_WORDS.get(key, key), shown, limits, str(records))
+    return table
 
 
 def _table(report: Report, where: str) -> Table:

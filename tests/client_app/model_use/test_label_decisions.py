@@ -312,7 +312,7 @@ def test_measures_of_a_decision_are_those_of_annotated_records(moved: bool, deci
         column, plain = truth[:, None], {"mass": before}
         return label_metrics(column, {"mass": after}, plain, present, whose, 5)["mass"]
 
-    own_names = ("auroc", "average_precision", "brier", "sensitivity")
+    own_names = ("auroc", "average_precision", "brier", "sensitivity_at_specificity")
     usual = {*own_names, "calibration_slope", "calibration_intercept"}
     found = {name: each for name, each in metric_values(truth).items() if name not in usual}
     known = ~np.isnan(truth)
