@@ -221,7 +221,7 @@ def check_site(
         dimension = part[0].dataset.features.shape[1]  # type: ignore[union-attr]
         if fingerprint:
             shown = with_power(part[0].dataset.fingerprint, run.power)
-            yield Finding("backbone", *_same(shown, run, fingerprint, "backbone"))
+            yield Finding("backbone", *_same(shown, with_power(fingerprint, run.power), "backbone"))
     if not run_named:
         remedy = "give the coordinator's planned settings with -c"
         yield Finding("a run", "WARN", "no settings of a run are given", remedy)
@@ -419,7 +419,11 @@ def _backbone(
                 facts,
                 "the files may be damaged, or of another version; fetch them again",
             )
-    return _same(own, run, fingerprint, facts) if fingerprint else ("PASS", facts, "")
+    return (
+        _same(own, with_power(fingerprint, run.power), facts)
+        if fingerprint
+        else ("PASS", facts, "")
+    )
 
 
 def _compared(part: SiteShare, backbone: Backbone) -> Comparison | None:
@@ -438,8 +442,8 @@ def _first_dimension(part: SiteShare, backbone: Backbone) -> int:
         return next((piece.features.shape[1] for piece in pieces if piece.features is not None), 0)
 
 
-def _same(own: str, run: Run, fingerprint: str, facts: str) -> Outcome:
-    if own == (wanted := with_power(fingerprint, run.power)):
+def _same(own: str, wanted: str, facts: str) -> Outcome:
+    if own == wanted:
         return "PASS", f"{facts}, as the coordinator's", ""
     remedy = "use the coordinator's weights, image-size and backbone"
     return "FAIL", f"{facts}; this site has {own}, the coordinator {wanted}", remedy

@@ -532,10 +532,12 @@ class Federation(FlowerStrategy):
         """The classifier made of the model after any round, of a run in rounds."""
         return training.classifier()
 
-    def _entry(self, training: Training, used: int, grid: Grid) -> dict[str, object]:
-        """The facts of a round that has just ended, of which so many sites were used."""
+    def _entry(self, round: int, asked: int, used: int, grid: Grid) -> dict[str, object]:
+        """The facts of a round that has just ended, after so many that were charged, and of which so many
+        sites were used.
+        """
         facts: dict[str, object] = {
-            "round": training.round,
+            "round": round,
             "accuracy": self._accuracy(grid),
             "bytes_up": self._bytes_before
             + sum(site.bytes_up for site in self.outcome.sites.values()),
@@ -543,7 +545,7 @@ class Federation(FlowerStrategy):
         }
         if self.config.mechanism is not None:
             # With the rounds that were charged and did not end.
-            facts["epsilon"] = self.config.mechanism.epsilon_after(training.asked)
+            facts["epsilon"] = self.config.mechanism.epsilon_after(asked)
         return facts
 
     def _judged(self, grid: Grid, deadline: float, values: Info) -> Info:

@@ -293,7 +293,7 @@ class Rounds(Federation, Generic[R]):
         step = self._absorbed(training, defended.kept)
         self.outcome.model = self.classifier(training)
         assert self._grid is not None  # through which the sites were asked
-        return self._entry(training, len(replies), self._grid) | step
+        return self._entry(training.round, training.asked, len(replies), self._grid) | step
 
     def _absorbed(self, training: Training, replies: Sequence[R]) -> dict[str, object]:
         """Update the model so that every site accepts it; return the facts of the round.

@@ -564,7 +564,7 @@ class SecureRounds(SecureAggregation):
             self._first = self._first or frozenset(summed)
         load(self.config.plan.combination.from_sums)(total, training, summed)
         self.outcome.model, self.outcome.learning = self.classifier(training), facts
-        entry = self._entry(training, len(summed), self._grid)
+        entry = self._entry(training.round, training.asked, len(summed), self._grid)
         training.history.append(entry)
         self.outcome.rounds = training.history
         self._keep()

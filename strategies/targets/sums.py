@@ -86,8 +86,8 @@ class CodedSums:
         >>> def table(*rows): return torch.tensor(rows, dtype=torch.float64)
         >>> moment = Statistics(table(2), table([1]), table([4]))
         >>> both = CodedSums(table(2, 1), table([2], [3]), moment)
-        >>> (both + both).code.tolist(), (both + both - both).sums.tolist()
-        ([4.0, 2.0], [[2.0], [3.0]])
+        >>> (both + both).code.tolist(), (both + both).sums.tolist()
+        ([4.0, 2.0], [[4.0], [6.0]])
     """
 
     code: Tensor

@@ -163,7 +163,7 @@ def score(probabilities: Tensor, labels: Tensor) -> dict[str, float]:
     Example:
         >>> probabilities = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]])
         >>> score(probabilities, torch.tensor([0, 0, 0, 1]))
-        Score(accuracy=0.75, balanced=0.5)
+        {'accuracy': 0.75, 'balanced': 0.5}
     """
     if not len(labels):
         raise DataError("no test record has a class of the run")
