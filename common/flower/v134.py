@@ -102,10 +102,10 @@ def end_once() -> None:
     names, ending = flwr_exit.__globals__, threading.Event()
     trigger = names["trigger_exit_handlers"]
 
-    def once() -> None:
+    def once(**how: bool) -> None:
         if not ending.is_set():
             ending.set()
-            trigger()
+            trigger(**how)
 
     names["trigger_exit_handlers"] = once
 

@@ -48,9 +48,6 @@ from fedsurrogate.common.flower.v134_rounds import (
 from tests.common.flower.test_replies_again import Link, link
 
 __all__ = ["link"]
-pytestmark = pytest.mark.skipif(
-    not type(flower()).__module__.endswith("v134"), reason="only with Flower 1.34"
-)
 
 
 def message(link: Link, size: int, reply_to: Message | None = None) -> Message:

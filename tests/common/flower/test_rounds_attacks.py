@@ -56,9 +56,6 @@ from tests.common.flower.test_rounds import (
 )
 
 __all__ = ["as_before", "long_hold"]
-pytestmark = pytest.mark.skipif(
-    not type(flower()).__module__.endswith("v134"), reason="only with Flower 1.34"
-)
 
 
 @pytest.fixture
