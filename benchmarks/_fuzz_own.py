@@ -95,6 +95,7 @@ OWN: dict[str, tuple[str, ...]] = {
         "server_app/deployment/kit.py:pack_kit",
         "server_app/deployment/fleet_guard.py:key_bytes",
         "common/costs.py:find_dimension",
+        "server_app/runs/plan.py:impact_fields",
         "server_app/runs/presets.py:preset_settings",
         "strategies/pooling/class_means.py:_read",
     ),

@@ -83,7 +83,7 @@ def done(run: Run, rounds: Sequence[Sequence[Site]], least: int = 1) -> Training
         replies = [released(job_of(run, site, training.model, number, least)) for site in sites]
         for reply in replies:
             steps.check(reply)
-        steps.absorb(training, steps.pooled(replies, [1.0] * len(replies)))
+        steps.absorb(training, *steps.pooled(replies, [1.0] * len(replies)))
         training.finish_round(())
     return training
 

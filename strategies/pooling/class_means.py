@@ -384,6 +384,8 @@ def shrink_directions(pooled: Components, own: OwnParts) -> Components:
     """
     from scipy.special import chdtri
 
+    if len(pooled.labels) < 2:
+        return pooled
     means, d = pooled.means, pooled.means.shape[1]
     shares = pooled.records / pooled.records.sum()
     apart = torch.eye(len(shares), dtype=means.dtype) - shares

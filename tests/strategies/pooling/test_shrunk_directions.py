@@ -56,3 +56,9 @@ def test_a_clear_difference_along_a_line_stands_alone_where_the_others_are_chanc
     assert torch.allclose(along, (own.means @ way).outer(way), atol=1e-12)
     left = (found.means - along).norm() / (own.means - along).norm()
     assert left < 0.5
+
+
+def test_one_class_alone_stays_as_it_is() -> None:
+    one = torch.ones(1, dtype=torch.float64)
+    own = Components(("a",), torch.zeros(1).long(), torch.ones(1, 64).double(), one[None], one, one)
+    assert shrink_directions(own, KEPT) is own

@@ -53,7 +53,7 @@ def site(name: str, seed: int, columns: int) -> tuple[Array, Array]:
     return features, values(name, hidden, seed)
 
 
-def run(name: str, folder: Path, columns: int = FEWEST_OWN, **more: Any) -> fs.Result:
+def run(name: str, folder: Path, columns: int = 64, **more: Any) -> fs.Result:
     """A simulated run of three sites."""
     sites = [site(name, seed, columns) for seed in range(SITES)]
     settings = PRIVATE | TARGETS[name][0] | more
