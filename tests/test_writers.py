@@ -19,6 +19,7 @@ PAGES, ESCAPES, CONSOLE = "common/pages/svg.py", "common/escapes.py", "common/co
 TRUST = {
     "client_app/audit/output.py",
     "client_app/model_use/evaluation.py",
+    "client_app/model_use/target_report.py",
     "common/pages/svg.py",
     "server_app/export/model_card.py",
     "server_app/report/build.py",

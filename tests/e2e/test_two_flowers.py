@@ -96,12 +96,12 @@ with ControlHttpClient.from_server_address(address, True, None, version) as clie
 """
 # A coordinator's SuperLink that takes any app, and starts the code of it.
 ROGUE = """
-from fedsurrogate.common.flower import v134, v142
+from fedsurrogate.common.flower import v134
 from fedsurrogate.server_app.cli.main import main
 from fedsurrogate.server_app.deployment import superlink
-start = v142.start_own_apps
+start = v134.start_own_apps
 flags = ["flower-superexec", "--insecure", "--runtime-api-address"]
-v142.start_own_apps = lambda command: start([*flags, command[-1]])
+v134.start_own_apps = lambda command: start([*flags, command[-1]])
 v134.admit_runs = lambda admit: None
 superlink.check_socket = lambda address: None
 main()
