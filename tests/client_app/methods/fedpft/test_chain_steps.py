@@ -21,6 +21,7 @@ from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.privacy.gaussian_mechanism import clip, weigh_mean_over_columns
 from fedsurrogate.common.privacy.shares import ALL, KEPT
 from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.settings.heads import FEWEST_OWN
 from fedsurrogate.common.wire.model_proto import pack_relay, unpack_relay
 from fedsurrogate.common.wire.records import pack_surrogate, unpack_surrogate
 
@@ -106,7 +107,7 @@ def test_a_site_adds_its_records_to_those_of_the_relay(
 @settings(max_examples=12, deadline=None)
 @given(
     counts=st.lists(st.integers(1, 60), min_size=3, max_size=3),
-    d=st.sampled_from([4, 63, 64, 65]),
+    d=st.sampled_from([4, FEWEST_OWN - 1, FEWEST_OWN, 65]),
     sites=st.integers(1, 3),
 )
 def test_a_private_site_passes_on_what_it_received_and_adds_its_own_noisy_sums(
@@ -126,12 +127,12 @@ def test_a_private_site_passes_on_what_it_received_and_adds_its_own_noisy_sums(
             assert last.claim == replace(made.claim, releases=None)
             assert (head.clip, head.mean_over_columns) == (
                 made.claim.clip,
-                KEPT if d >= 64 else ALL,
+                KEPT if d >= FEWEST_OWN else ALL,
             )
             assert made.facts
             relay = made.payload
     own = job(run, counts, d=d).found.train.features
-    changed = weigh_mean_over_columns(own, KEPT if d >= 64 else ALL)
+    changed = weigh_mean_over_columns(own, KEPT if d >= FEWEST_OWN else ALL)
     changed = clip(changed, run.settings.fedpft.clip)[0].float()
     for features, _, count in seen:
         assert count == 3
