@@ -99,12 +99,13 @@ def end_once() -> None:
     """
     from flwr.supercore.exit import flwr_exit
 
-    names, ending = flwr_exit.__globals__, threading.Event()
+    names, begun = flwr_exit.__globals__, set[tuple[tuple[str, bool], ...]]()
     trigger = names["trigger_exit_handlers"]
 
     def once(**how: bool) -> None:
-        if not ending.is_set():
-            ending.set()
+        # 1.42 asks for some handlers first, and then for the others.
+        if (part := tuple(how.items())) not in begun:
+            begun.add(part)
             trigger(**how)
 
     names["trigger_exit_handlers"] = once
