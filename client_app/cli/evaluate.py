@@ -280,20 +280,18 @@ def _answers(content: Mapping[str, Any]) -> Table:
     """The score of each answer of a model of labels, numbers or times; the page has all metrics."""
     from rich.table import Table
 
-    from fedsurrogate.common.targets.metrics import IN_WORDS, metric_text
+    from fedsurrogate.common.targets.metrics import IN_WORDS
     from fedsurrogate.common.targets.registry import TARGETS
+
+    from ..model_use.target_report import in_words
 
     scores = [kind.score for kind in TARGETS.values()]
     title = f"{content['count']} records, {content['records']}"
     table = Table("", "", "value", "95 % interval", "records", title=title)
     for answer, own in content["metric_values"].items():
         for key in (key for key in scores if key in own):
-            value, low, high, records = (
-                own[key][each] for each in ("value", "low", "high", "support")
-            )
-            limits = "" if low is None else f"{metric_text(key, low)} to {metric_text(key, high)}"
-            shown = "undefined" if value is None else metric_text(key, value)
-            table.add_row(answer, IN_WORDS.get(key, key), shown, limits, str(records))
+            value, limits = in_words(key, own[key])
+            table.add_row(answer, IN_WORDS.get(key, key), value, limits, str(own[key]["support"]))
     return table
 
 

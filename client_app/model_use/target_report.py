@@ -124,13 +124,7 @@ def page_of_target(content: Mapping[str, Any], pictures: Pictures) -> str:
     rows = []
     for answer, own in answers.items():
         records = max(each["support"] for each in own.values())
-        cells = {
-            key.removeprefix("macro_"): (
-                "undefined" if each["value"] is None else metric_text(key, each["value"]),
-                _below(key, each, records),
-            )
-            for key, each in own.items()
-        }
+        cells = {key.removeprefix("macro_"): _cell(key, each, records) for key, each in own.items()}
         rows.append((answer, records, cells))
     keys = dict.fromkeys(key for _, _, cells in rows for key in cells)
     scores = {
@@ -150,12 +144,28 @@ def page_of_target(content: Mapping[str, Any], pictures: Pictures) -> str:
     return render_page(PAGE, values).lstrip()
 
 
-def _below(key: str, metric: Mapping[str, Any], records: int) -> str:
-    """The interval of a metric, and its records if they are not all."""
-    words = [] if metric["support"] == records else [f"n {metric['support']:,}"]
-    if metric["low"] is not None:
-        words.insert(0, " to ".join(metric_text(key, metric[end]) for end in ("low", "high")))
-    return ", ".join(words)
+def in_words(key: str, metric: Mapping[str, Any]) -> tuple[str, str]:
+    """The value of a metric, and its interval; empty without one.
+
+    Args:
+        key: its name.
+        metric: as in evaluation.json.
+
+    Example:
+        >>> in_words("auroc", {"value": 0.5, "low": 0.25, "high": 1.0})
+        ('0.500', '0.250 to 1.000')
+    """
+    value = "undefined" if metric["value"] is None else metric_text(key, metric["value"])
+    if metric["low"] is None:
+        return value, ""
+    return value, " to ".join(metric_text(key, metric[end]) for end in ("low", "high"))
+
+
+def _cell(key: str, metric: Mapping[str, Any], records: int) -> tuple[str, str]:
+    """The value of a metric, and below it its interval, and its records if they are not all."""
+    value, limits = in_words(key, metric)
+    own = "" if metric["support"] == records else f"n {metric['support']:,}"
+    return value, ", ".join(filter(None, (limits, own)))
 
 
 def target_facts(
