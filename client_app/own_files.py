@@ -11,6 +11,7 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from fnmatch import fnmatch
 from pathlib import Path
 
 from .node_config import NodeConfig
@@ -42,24 +43,39 @@ IN_CHECK_LOG = ("*.answered*", "*.witness*")
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
-def own_files(node: NodeConfig) -> Iterator[str]:
-    """Paths of all files and folders that this software keeps at a site, without following links."""
+def own_files(node: NodeConfig, reachable: bool = False) -> Iterator[str]:
+    """Paths of all files and folders that this software keeps at a site, without following links.
+
+    Args:
+        node: the site's settings.
+        reachable: only those that lie in no folder that is closed to other accounts. A site works for
+            years, and looks at every request.
+    """
+
+    def entered(path: str) -> bool:
+        with suppress(OSError):
+            mode = os.lstat(path).st_mode
+            return not stat.S_ISLNK(mode) and bool(mode & OTHERS or not reachable)
+        return False
+
     for folder, patterns in (
         (node.state, IN_STATE),
         (node.cache, IN_CACHE),
         (node.check_log, IN_CHECK_LOG),
     ):
-        for each in (found for pattern in patterns for found in folder.glob(pattern)):
-            yield str(each)
-            # A link would lead to a folder that may be another's.
-            for inner, folders, files in () if each.is_symlink() else os.walk(each):
+        _, within, loose = next(os.walk(folder), ("", [], []))
+        own = (name for name in (*within, *loose) if any(fnmatch(name, each) for each in patterns))
+        for each in (f"{folder}/{name}" for name in own):
+            yield each
+            for inner, folders, files in os.walk(each) if entered(each) else ():
                 yield from (f"{inner}/{name}" for name in (*folders, *files))
+                folders[:] = [name for name in folders if entered(f"{inner}/{name}")]
 
 
 def readable_by_others(node: NodeConfig) -> list[Path]:
-    """Those of `own_files` that the mode lets other accounts read, write or list."""
+    """Files and folders of a site that the mode lets other accounts read, write or list."""
     found = []
-    for path in own_files(node):
+    for path in own_files(node, reachable=True):
         with suppress(OSError):
             mode = os.lstat(path).st_mode
             if mode & OTHERS and not stat.S_ISLNK(mode):

@@ -26,7 +26,7 @@ from .feature_files import feature_headers, read_safetensors, read_slides
 from .image_folders import class_folders, find_table, read_imagefolder, table_of
 from .images import once, without_leaks
 from .left_out import LeftOut, SourceError, loss_of_other_classes, printable, warnings_of_data
-from .readers import parquet_files, read_digits, read_parquet, split_files
+from .readers import content_key, parquet_files, read_digits, read_parquet, split_files
 from .records import Content, Records, only, select
 from .source import DataSource as DataSource
 from .source import folder_of as folder_of
@@ -41,6 +41,8 @@ READERS = {
     "imagefolder": read_imagefolder,
     "slides": read_slides,
 }
+# Bytes of feature files whose records a process keeps.
+LARGEST_KEPT = 2**28
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,13 +144,28 @@ def load_all(source: DataSource, seed: int) -> list[Dataset]:
     Raises:
         DataError: for unusable data.
     """
-    return list(_bundled(source, seed)) if source.kind == "digits" else _loaded(source, seed)
+    key = _key_of_small(source)
+    return _loaded(source, seed) if key is None else list(_kept(source, seed, key))
 
 
-@lru_cache(maxsize=8)
-def _bundled(source: DataSource, seed: int) -> tuple[Dataset, ...]:
-    """The digits, which no file changes: each request to a simulated site asks for them again."""
+@lru_cache(maxsize=4)
+def _kept(source: DataSource, seed: int, key: str) -> tuple[Dataset, ...]:
+    """Data sets that each request to a site of a simulation asks for again."""
     return tuple(_loaded(source, seed))
+
+
+def _key_of_small(source: DataSource) -> str | None:
+    """What identifies the bundled digits, or features in small files, as they are now; None for others."""
+    if source.kind != "safetensors":
+        return "" if source.kind == "digits" else None
+    try:
+        folders = [(folder_of(source, name), name) for name in source.names or ("",)]
+        files = [(at, split_files(at, name, ".safetensors")) for at, name in folders]
+        if sum(file.stat().st_size for _, own in files for file in own) > LARGEST_KEPT:
+            return None
+    except (DataError, OSError):
+        return None
+    return "".join(content_key(at, own) for at, own in files)
 
 
 def _loaded(source: DataSource, seed: int) -> list[Dataset]:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedsurrogate.common.errors import RunError, SurrogateError
+from fedsurrogate.common.methods.method import MOST_JUDGED
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.models.parameters import Parameters, check_update
 from fedsurrogate.common.privacy.mechanism import Mechanism
@@ -384,7 +385,7 @@ class FromCodedSums(FromStatistics):
         capped = {
             each.header.site: share for each, share in zip(sent, shares, strict=True) if share < 1
         }
-        if self.config.defence != "harm":
+        if self.config.defence != "harm" or len(sent) > MOST_JUDGED:
             return Defended(list(sent), capped)
         evidence = outputs(
             lambda: (

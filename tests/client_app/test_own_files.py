@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import click
 import pytest
@@ -356,6 +357,30 @@ def test_every_name_that_a_site_keeps_is_one_of_its_own(home: Path) -> None:
     for folder in (node.state, node.cache, node.check_log):
         found = set(folder.rglob("*"))
         assert found <= known, f"missing in client_app/own_files.py: {found - known}"
+
+
+def test_in_a_folder_closed_to_others_nothing_is_looked_at(tmp_path: Path) -> None:
+    """What a site keeps in years costs a request nothing, and is closed where a folder is opened again."""
+    node = NodeConfig(state_dir=str(tmp_path / "state"), cache_dir=str(tmp_path / "cache"))
+    closed, opened = tmp_path / "state" / "runs", tmp_path / "state" / "sums"
+    for each in (closed / "one" / "deeper", opened / "one"):
+        each.mkdir(parents=True)
+        (each / "file").write_text("x")
+    for each in (p for folder in (closed, opened) for p in (folder, *folder.rglob("*"))):
+        each.chmod(0o755)
+    closed.chmod(0o700)
+    inside = {opened, opened / "one", opened / "one" / "file"}
+    assert set(readable_by_others(node)) == inside
+    with patch.object(os, "scandir", wraps=os.scandir) as listed:
+        readable_by_others(node)
+    places = [str(call.args[0]) for call in listed.call_args_list]
+    assert str(opened) in places
+    assert not [each for each in places if each.startswith(str(closed))]
+    closed.chmod(0o711)
+    assert set(readable_by_others(node)) == inside | {closed, *closed.rglob("*")}
+    close_to_others(node)
+    assert not readable_by_others(node)
+    assert (closed / "one" / "deeper" / "file").stat().st_mode & 0o777 == 0o700
 
 
 def test_links_are_not_followed(tmp_path: Path) -> None:

@@ -9,6 +9,9 @@ from functools import cache
 import pytest
 
 from benchmarks.searched_attacks import Federation, Lie, with_lie
+from fedsurrogate.common.methods.method import MOST_JUDGED
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.strategies.robustness import defence
 from fedsurrogate.strategies.robustness.harm import judged, of_surrogates
 from tests.hostile_sites import uneven_digits
 
@@ -65,3 +68,22 @@ def test_no_honest_site_counts_less_for_false_ones_that_do(
     weights = judged(of_surrogates(sent, own.classes)).weights.tolist()
     assert weights[:-hostile] == [1.0] * (sites - hostile)
     assert max(weights[-hostile:]) < 0.5
+
+
+@pytest.mark.parametrize(("most", "measured"), [(10, True), (9, False)])
+def test_of_more_sites_than_are_judged_each_keeps_its_weight(
+    most: int, measured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = federation(10)
+    sent = [*own.good, with_lie(own.bad[0], Lie("next class", 2.5, 3))]
+    monkeypatch.setattr(defence, "MOST_JUDGED", most)
+    found = defence.defend_surrogates(sent, "harm", 0.0, own.classes)
+    assert bool(found.effects) is measured
+    assert (len(found.kept) < 10 or bool(found.capped)) is measured
+
+
+@pytest.mark.parametrize("given", ["auto", "none"])
+def test_a_run_of_so_many_sites_says_that_none_is_judged(given: str) -> None:
+    few, many = (parse_run({"defence": given}).gaps(MOST_JUDGED + more) for more in (0, 1))
+    assert few == []
+    assert len(many) == (given == "auto")

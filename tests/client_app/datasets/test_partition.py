@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from safetensors.torch import save_file
 
-from fedsurrogate.client_app.datasets.dataset import Dataset, stratified_split
+from fedsurrogate.client_app.datasets.dataset import Dataset, load, stratified_split
 from fedsurrogate.client_app.datasets.partition import (
     _partition,
     _train_parts,
@@ -24,6 +26,7 @@ from fedsurrogate.client_app.datasets.partition import (
     split_test,
     whole,
 )
+from fedsurrogate.client_app.datasets.source import DataSource
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.run import Run, parse_run
@@ -192,6 +195,27 @@ def test_a_site_uses_its_own_data_whatever_the_run_says(tmp_path: Path) -> None:
     assert (own.dataset.name, len(own.train), len(own.test)) == ("safetensors", 16, 4)
     half = share(settings, node.model_copy(update={"num_partitions": 2}))
     assert 0 < len(half.train) < 16
+
+
+@given(st.lists(st.sampled_from(["same", "labels", "longer"]), min_size=1, max_size=5))
+@h_settings(max_examples=25, deadline=None)
+def test_sites_of_a_simulation_read_features_once_and_see_every_change(changes: list[str]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        file, source = Path(folder) / "all.safetensors", DataSource("safetensors", folder)
+        labels = torch.arange(20) % 2
+        save_file({"x": torch.rand(20, 3), "y": labels}, file)
+        for at, change in enumerate(changes):
+            before = load(source, 0)
+            if change != "same":
+                labels = (torch.arange(20 + (change == "longer")) + at) % 2
+                save_file({"x": torch.rand(len(labels), 3), "y": labels}, file)
+                os.utime(file, (at, at))
+            again = load(source, 0)
+            assert (again is before) == (change == "same")
+            assert again.labels.tolist() == labels.tolist()
+        file.unlink()
+        with pytest.raises(DataError, match="lacks"):
+            load(source, 0)
 
 
 def test_each_of_several_datasets_is_a_site(tmp_path: Path) -> None:
