@@ -650,9 +650,11 @@ def create_state(node: NodeConfig, policy: Policy, name: str, state: SumState) -
     file = state_file(node, name, state.site)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        for old in file.parent.glob("*.pb"):
-            if time.time() - old.stat().st_mtime > policy.most_seconds:
-                old.unlink(missing_ok=True)
+        with os.scandir(file.parent) as states:
+            late = time.time() - policy.most_seconds
+            for old in states:
+                if old.name.endswith(".pb") and old.stat().st_mtime < late:
+                    Path(old).unlink(missing_ok=True)
         with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
             stream.write(surrogate_proto.pack_state(state))
             stream.flush()

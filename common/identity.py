@@ -12,6 +12,7 @@ import unicodedata
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 from decimal import Decimal
+from functools import lru_cache
 from numbers import Real
 
 from .errors import DataError, SurrogateError
@@ -71,6 +72,7 @@ TRUTHS = (
 ROUNDED = re.compile(r"[0-9]([.,][0-9]+)?[eE]\+[0-9]+")
 
 
+@lru_cache(maxsize=4096)
 def normal(text: str) -> str:
     """The normal form of a name: NFC, without whitespace of any kind at its ends.
 

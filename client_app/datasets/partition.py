@@ -336,9 +336,11 @@ def split_test(
             for own in values
         ]
     dealt: list[list[Tensor]] = [[] for _ in train_parts]
+    most = len(labels.bincount())
+    table = torch.stack([labels[part].bincount(minlength=most) for part in train_parts])
     for label in labels[test].bincount().nonzero().flatten():
         members = test[labels[test] == label]
-        counts = torch.stack([(labels[part] == label).sum() for part in train_parts])
+        counts = table[:, label]
         total = int(counts.sum())
         if total:
             quotas = counts * len(members)

@@ -18,7 +18,7 @@ import os
 import secrets
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 import numpy as np
 from cryptography.exceptions import InvalidTag
@@ -262,14 +262,21 @@ def check_member(member: Member, context: bytes) -> None:
             f"the key of site {member.site[:64]!r} has {len(member.public)} bytes, not "
             f"{PUBLIC_BYTES}"
         )
-    for key in (member.masking, member.sharing):
-        try:
-            agreed(PROBE, key, b"")
-        except SealError:
-            raise SealError(
-                f"a key of site {member.site[:64]!r} for this secure aggregation is not a valid X25519 key"
-            ) from None
+    if not (_gives_secrets(member.masking) and _gives_secrets(member.sharing)):
+        raise SealError(
+            f"a key of site {member.site[:64]!r} for this secure aggregation is not a valid X25519 key"
+        )
     verify(context + member.content, member.signature, member.public, PURPOSE)
+
+
+@lru_cache(maxsize=4096)
+def _gives_secrets(key: bytes) -> bool:
+    """Whether others can agree on secrets with a public key, which all sites of a simulation ask."""
+    try:
+        agreed(PROBE, key, b"")
+    except SealError:
+        return False
+    return True
 
 
 def quoted(names: Sequence[str]) -> str:
