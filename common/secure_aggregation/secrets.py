@@ -243,9 +243,10 @@ def check_distinct(members: Sequence[Member]) -> None:
         )
 
 
+@lru_cache(maxsize=1024)
 def check_member(member: Member, context: bytes) -> None:
     """Check that an entry is signed by its own lasting key, and that other sites can agree on
-    secrets with its keys.
+    secrets with its keys. In a simulation all sites ask, so what passed is kept.
 
     A key of small order gives no secret: the first site that used it would refuse, and after it all
     others.
@@ -262,21 +263,14 @@ def check_member(member: Member, context: bytes) -> None:
             f"the key of site {member.site[:64]!r} has {len(member.public)} bytes, not "
             f"{PUBLIC_BYTES}"
         )
-    if not (_gives_secrets(member.masking) and _gives_secrets(member.sharing)):
-        raise SealError(
-            f"a key of site {member.site[:64]!r} for this secure aggregation is not a valid X25519 key"
-        )
+    for key in (member.masking, member.sharing):
+        try:
+            agreed(PROBE, key, b"")
+        except SealError:
+            raise SealError(
+                f"a key of site {member.site[:64]!r} for this secure aggregation is not a valid X25519 key"
+            ) from None
     verify(context + member.content, member.signature, member.public, PURPOSE)
-
-
-@lru_cache(maxsize=4096)
-def _gives_secrets(key: bytes) -> bool:
-    """Whether others can agree on secrets with a public key, which all sites of a simulation ask."""
-    try:
-        agreed(PROBE, key, b"")
-    except SealError:
-        return False
-    return True
 
 
 def quoted(names: Sequence[str]) -> str:
