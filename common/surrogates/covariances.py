@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, Self, cast
 
@@ -24,8 +25,8 @@ LOG_2PI = math.log(2 * math.pi)
 def eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues, ascending, and eigenvectors of symmetric matrices.
 
-    LAPACK's solver can fail in single precision, as for the scatter of two records with many zeros; double
-    precision then finds them.
+    LAPACK's solver can fail in single precision, or say nothing and give NaN, as for the scatter of two
+    records with many zeros; double precision then finds them.
 
     Args:
         matrix: (..., d, d), of which the lower triangle is read.
@@ -38,13 +39,13 @@ def eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
         >>> values.tolist()
         [1.0, 3.0]
     """
-    try:
+    single = matrix.dtype != torch.float64
+    with suppress(*(RuntimeError,) if single else ()):
         values, vectors = torch.linalg.eigh(matrix)
-    except RuntimeError:
-        if matrix.dtype == torch.float64:
-            raise
-        values, vectors = (each.to(matrix.dtype) for each in torch.linalg.eigh(matrix.double()))
-    return values, vectors
+        if not single or bool(values.isfinite().all() & vectors.isfinite().all()):
+            return values, vectors
+    values, vectors = torch.linalg.eigh(matrix.double())
+    return values.to(matrix), vectors.to(matrix)
 
 
 @dataclass(frozen=True)

@@ -508,7 +508,8 @@ def test_of_a_feature_of_length_one_what_is_not_in_its_mean_is_variance() -> Non
         assert float(found[0].covariance.variances) * D == pytest.approx(1 - length**2, abs=1e-3)  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("seed", range(12))
+# Of 14 and 35 the solver gives NaN without an error, with kernels of AVX-512; of 5, 9 and 23 with those of SSE.
+@pytest.mark.parametrize("seed", [*range(12), 14, 23, 35])
 def test_two_records_with_many_zeros_have_eigenvectors_in_single_precision(seed: int) -> None:
     """Of such scatters LAPACK's solver fails for one in four; two records are what a small site has."""
     drawn = generator(seed)
