@@ -8,7 +8,8 @@ column, between two marks, which this script writes anew.
 
     <!-- end -->
 
-The page `papers.md` has what benchmarks/reproduce/papers.toml lists of each paper, with our figures.
+The page `papers.md` has what benchmarks/reproduce/papers.toml lists of each paper, with our figures;
+`waiting.md` what benchmarks/waiting.toml lists of where people wait, with goals.
 
     PYTHONPATH=. python benchmarks/pages.py
 """
@@ -39,7 +40,6 @@ SCRIPTS = {
     "reproduce-dpcvae": "reproduce/dpcvae_tables.py",
     "reproduce-fedlap": "reproduce/fedlap_tables.py",
     "reproduce-fedlap-figure": "reproduce/fedlap_figures.py",
-    "secure-rounds": "secure_defaults.py",
     "statistics-refit": "statistics_runs.py",
 }
 MARKED = re.compile(
@@ -47,7 +47,7 @@ MARKED = re.compile(
     r"\n\n).*?(?P<end><!-- end -->)",
     re.DOTALL,
 )
-PAPERS = BENCHMARKS / "reproduce" / "papers.toml"
+PAPERS, WAITING = BENCHMARKS / "reproduce" / "papers.toml", BENCHMARKS / "waiting.toml"
 LONGEST = 200  # Characters of a fact beside the table; longer ones are data.
 
 
@@ -189,6 +189,21 @@ def papers_page() -> str:
     )
 
 
+def waiting_page() -> str:
+    """Where people wait: figures of several results, each with its goal."""
+    header = ("where", "least", "median", "most", "goal", "measured by")
+    rows = []
+    for row in tomllib.loads(WAITING.read_text())["rows"]:
+        found, result = row_named(row["result"], row["row"]), row["result"]
+        figures = [found.get(row.get(name, "")) for name in ("least", "median", "most")]
+        script = script_of(result).relative_to(BENCHMARKS).as_posix()
+        rows.append((row["where"], *figures, row.get("goal"), f"[{script}]({result}.md)"))
+    return (
+        f"# Where people wait\n\n{table(header, rows)}\nProcessor seconds and ratios; what is "
+        "beside each in the same run stands on its page. This page is written by `benchmarks/pages.py`.\n"
+    )
+
+
 def row_named(result: str, name: str) -> dict[str, Any]:
     """The row of a result that has this cell, or these cells with " | " between them.
 
@@ -242,6 +257,7 @@ def pages() -> Iterator[tuple[Path, str]]:
     names = [result.stem for result in sorted(RESULTS.glob("*.json"))]
     yield RESULTS / "README.md", index(names)
     yield RESULTS / "papers.md", papers_page()
+    yield RESULTS / "waiting.md", waiting_page()
     for name in names:
         yield RESULTS / f"{name}.md", page(name)
     for document in sorted((ROOT / "docs").rglob("*.md")):

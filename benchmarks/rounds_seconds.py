@@ -195,6 +195,7 @@ def measured(tree: Path, sites: int, runs: Sequence[str]) -> list[dict[str, Any]
                 raise RuntimeError(text[-2000:] + started[0].log.read_text()[-2000:])
             folder = Path(re.findall(r"\S+", text)[-1])
             rounds = json.loads((home / folder / "metrics.json").read_text())["rounds"]
+            taken = seconds_of(rounds)
             spent = sum(site.processor_seconds() for site in started) - sum(s for s, _ in before)
             linked = sum(superlink.cpu_times()[:2]) - linked
             tasks = sum(site.tasks() for site in started) - sum(count for _, count in before)
@@ -203,7 +204,9 @@ def measured(tree: Path, sites: int, runs: Sequence[str]) -> list[dict[str, Any]
                     "run": name,
                     "sites": sites,
                     "seconds": round(seconds, 1),
-                    "median round": round(statistics.median(seconds_of(rounds)), 2),
+                    "least round": round(min(taken), 2),
+                    "median round": round(statistics.median(taken), 2),
+                    "longest": round(max(taken), 2),
                     "echo ms": round(1000 * anchor, 1),
                     "processor seconds a task": round(spent / max(1, tasks), 3),
                     "of the SuperLink": round(linked / max(1, tasks), 3),

@@ -182,7 +182,7 @@ def parts() -> list[float]:
 
 def main() -> None:
     parser = described(__doc__)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--local", action="store_true", help="the local engine alone")
     options = parser.parse_args()
     chosen = [name for name in VARIANTS if not (options.local and "Flower" in name)]
@@ -204,7 +204,7 @@ def main() -> None:
         [
             name,
             round(statistics.median(spent[name]), 2),
-            f"{spent[name][0]:.2f} to {spent[name][-1]:.2f}",
+            *(round(spent[name][at], 2) for at in (0, -1)),
             round(statistics.median(spent[name]) / statistics.median(spent[ANCHOR]), 2),
             round(statistics.median(took for took, _, _ in runs), 1),
             runs[0][2],
@@ -213,7 +213,7 @@ def main() -> None:
         for name, runs in measurements.items()
     ]
     kinds = {name: runs[0][1] for name, runs in measurements.items()}
-    columns = ["what", "processor s", "least to most", "x import torch", "s", "processes", "runs"]
+    columns = ["what", "processor s", "least", "most", "x import torch", "s", "processes", "runs"]
     load = round(os.getloadavg()[0], 1)
     title = f"{SITES} sites on the digits"
     report("simulation-start", title, columns, rows, load=load, processes=kinds)

@@ -5,7 +5,7 @@ The features of CIFAR-10 at 10, 50 and 100 sites (Dirichlet 0.5), epsilon 2, not
 checks, signs, masks and charges as a hospital does, one after the other. Goal: the whole run of 100 sites
 in a minute of one core.
 
-    python benchmarks/secure_rounds.py --sites 10 100
+    python benchmarks/many_secure_sites.py --sites 10 100
 """
 
 import statistics
@@ -57,7 +57,7 @@ def main() -> None:
         rows.append((sites, last["round"], min(spent), median, max(spent), *per, accuracy, peak()))
     columns = ("sites", "rounds", "processor s, least", "median", "most", "a round", "ms a message")
     report(
-        "secure-rounds",
+        "many-secure-sites",
         f"a logistic head in rounds of secure aggregation, {options.repeats} runs each",
         (*columns, "accuracy %", "peak GB so far"),
         rows,
