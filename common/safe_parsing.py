@@ -6,6 +6,7 @@ alone is not enough.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, TypeVar
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -66,16 +67,17 @@ def _count(message: Message, payload: bytes) -> None:
         kind, at, end = waiting.pop()
         while at < end:
             tag, at = varint(payload, at)
-            field, wire, fields = kind.fields_by_number.get(tag >> 3), tag & 7, fields + 1
-            if field is None or wire not in _wires(field):
+            wires, scalar, within = _fields(kind).get(tag >> 3, ((), False, None))
+            wire, fields = tag & 7, fields + 1
+            if wire not in wires:
                 raise DecodeError("a field that the schema does not know")
             start = at
             if wire == _LENGTH:
                 length, start = varint(payload, at)
                 at = start + length
-                packed += length * (field.type not in _WIRE)
-                if field.message_type is not None:
-                    waiting.append((field.message_type, start, at))
+                packed += length * scalar
+                if within is not None:
+                    waiting.append((within, start, at))
             else:
                 at = (
                     varint(payload, at)[1] if wire == _VARINT else at + (8 if wire == _EIGHT else 4)
@@ -89,10 +91,17 @@ def _count(message: Message, payload: bytes) -> None:
                 )
 
 
-def _wires(field: Any) -> tuple[int, ...]:
-    """Allowed wire types of a field: repeated numbers may also be packed."""
-    wire = _WIRE.get(field.type, _VARINT)
-    return (wire, _LENGTH) if field.is_repeated else (wire,)
+@cache
+def _fields(kind: Any) -> dict[int, tuple[tuple[int, ...], bool, Any]]:
+    """Of each field of a message by its number: allowed wire types, whether it is packed where it has a
+    length, and the message within. Repeated numbers may also be packed.
+    """
+    found = {}
+    for each in kind.fields:
+        wire = _WIRE.get(each.type, _VARINT)
+        wires = (wire, _LENGTH) if each.is_repeated else (wire,)
+        found[each.number] = wires, each.type not in _WIRE, each.message_type
+    return found
 
 
 def varint(payload: bytes, at: int) -> tuple[int, int]:
