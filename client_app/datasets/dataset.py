@@ -42,7 +42,7 @@ READERS = {
     "slides": read_slides,
 }
 # Bytes of feature files whose records a process keeps.
-LARGEST_KEPT = 2**28
+LARGEST_KEPT = 2**27
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,7 +148,7 @@ def load_all(source: DataSource, seed: int) -> list[Dataset]:
     return _loaded(source, seed) if key is None else list(_kept(source, seed, key))
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=2)
 def _kept(source: DataSource, seed: int, key: str) -> tuple[Dataset, ...]:
     """Data sets that each request to a site of a simulation asks for again."""
     return tuple(_loaded(source, seed))
