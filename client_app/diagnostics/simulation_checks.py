@@ -42,8 +42,8 @@ def check_records(run: Run, sites: int, dimension: int = 0) -> Sequence[str]:
         dimension: of the features of images; 0 if only their backbone knows it.
 
     Returns:
-        The data report in at most three lines, and warnings about sites of a single class and about
-        columns that the run has no frame for.
+        The data report in at most three lines, and a warning about sites of a single class and one about
+        columns that the run has no frame for, each with the first of the sites.
 
     Raises:
         DataError, ConfigError: if the data are unusable, have only one class, or leave a site
@@ -76,6 +76,7 @@ def check_records(run: Run, sites: int, dimension: int = 0) -> Sequence[str]:
             f"noise-seed = {run.settings.noise_seed}: the privacy noise can be repeated, so this run is "
             "not private"
         )
+    lonely, outliers = list[tuple[int, str]](), list[tuple[int, str]]()
     for site, (dataset, part) in enumerate(parts):
         classes = [dataset.classes[i] for i in set(dataset.labels[part].tolist())]
         if not classes:
@@ -89,15 +90,16 @@ def check_records(run: Run, sites: int, dimension: int = 0) -> Sequence[str]:
             check_payload(run, own, rows, len(part))
             run.public_frame(own)
         if len(classes) == 1 and run.target is None and run.settings.partition != "classes":
-            warnings.append(
-                f"site {site} has training records of one class only ({classes[0]}); a larger "
-                "alpha is more even"
+            even = (
+                "a larger alpha is" if run.settings.partition == "dirichlet" else "fewer sites are"
             )
+            lonely.append((site, f"records of one class only ({classes[0]}); {even} more even"))
         # Of bags, sites warn: their features are means, which are computed there.
         framed = run.frames or run.settings.features.ranges
         if dataset.features is not None and dataset.members is None and not framed:
             chosen = raised(torch.as_tensor(dataset.features[part]).float(), run.power)
-            warnings += [f"site {site}: {warning}"] if (warning := warning_of(chosen)) else []
+            outliers += [(site, warning)] if (warning := warning_of(chosen)) else []
+    warnings += [*_in_one(lonely), *_in_one(outliers)]
     if (
         any(dataset.features is None for dataset, _ in shares)
         and not run.settings.weights_path
@@ -107,6 +109,12 @@ def check_records(run: Run, sites: int, dimension: int = 0) -> Sequence[str]:
         options = options_of(stated.features)
         load_network(stated.backbone, image_size=stated.image_size, options=options)
     return warnings
+
+
+def _in_one(found: Sequence[tuple[int, str]]) -> list[str]:
+    """One warning for what is said of several sites, with the words for the first."""
+    more = f" and {len(found) - 1:,} more sites" if len(found) > 1 else ""
+    return [f"site {site}{more}: {text}" for site, text in found[:1]]
 
 
 def _report(dataset: Dataset) -> DataReport:

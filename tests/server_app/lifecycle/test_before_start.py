@@ -5,6 +5,7 @@ torch is imported.
 from __future__ import annotations
 
 import json
+import re
 import resource
 import subprocess
 import sys
@@ -162,13 +163,19 @@ def test_records_are_checked_before_a_process_starts(
         assert "\n" not in str(caught.value)
 
 
-def test_a_site_of_one_class_is_a_warning(tmp_path: Path) -> None:
+def test_sites_of_one_class_are_one_warning(tmp_path: Path) -> None:
     settings = {"data": "imagefolder", "data-dir": images(tmp_path / "two", "ab"), "alpha": 0.01}
-    warnings = check_records(settings, 4)
-    assert warnings[0].startswith("data imagefolder: ")
-    assert warnings[1:]
-    assert all("of one class only" in warning for warning in warnings[1:])
+    data, *more = check_records(settings, 4)
+    assert data.startswith("data imagefolder: ")
+    (warning,) = more
+    assert re.fullmatch(
+        r"site \d( and \d more sites)?: records of one class only \([ab]\); a larger alpha is more even",
+        warning,
+    )
     assert check_records({"partition": "iid"}, 3) == []
+    (warning,) = check_records({"partition": "iid"}, 1437)
+    assert "site 1 and 1,435 more sites" in warning  # Site 0 has two records.
+    assert "fewer sites" in warning
 
 
 def test_weights_that_cannot_be_fetched_end_the_command_before_the_run(
