@@ -96,7 +96,7 @@ def _fields(kind: Any) -> dict[int, tuple[tuple[int, ...], bool, Any]]:
     """Of each field of a message by its number: allowed wire types, whether it is packed where it has a
     length, and the message within. Repeated numbers may also be packed.
     """
-    found = {}
+    found = dict[int, tuple[tuple[int, ...], bool, Any]]()
     for each in kind.fields:
         wire = _WIRE.get(each.type, _VARINT)
         wires = (wire, _LENGTH) if each.is_repeated else (wire,)
