@@ -38,6 +38,10 @@ ROWS = [(name, row) for name, each in LISTED.items() for row in each["rows"]]
 PARTS = [(name, part) for name, row in ROWS for part in row.get("measured", ())]
 
 
+def names_of(count: int | list[str]) -> list[str]:
+    return [str(each) for each in range(1, count + 1)] if isinstance(count, int) else count
+
+
 def things(text: str) -> Iterator[tuple[str, str]]:
     """Each thing that an id names: "tables 1, 4-5; figure 2" are four."""
     for group in text.split("; "):
@@ -58,9 +62,7 @@ def paper_text(name: str) -> str:
 @pytest.mark.parametrize("name", NUMBERED)
 def test_everything_that_a_paper_numbers_is_listed_once(name: str) -> None:
     expected = [
-        (kind, str(number))
-        for kind, count in NUMBERED[name].items()
-        for number in (range(1, count + 1) if isinstance(count, int) else count)
+        (kind, number) for kind, count in NUMBERED[name].items() for number in names_of(count)
     ]
     found = [each for row in LISTED[name]["rows"] for each in things(row["id"])]
     assert sorted(found) == sorted(expected)
@@ -69,9 +71,6 @@ def test_everything_that_a_paper_numbers_is_listed_once(name: str) -> None:
 
 @pytest.mark.parametrize("name", NUMBERED)
 def test_no_paper_numbers_more_than_this_test_expects(name: str) -> None:
-    """The text of FedPFT's page and the two others name tables, figures and theorems as here; an
-    equation is named by \\tag or at the end of its line.
-    """
     text = paper_text(name)
     patterns = {
         "table": r"\bTable (\d+)\b",
@@ -82,11 +81,8 @@ def test_no_paper_numbers_more_than_this_test_expects(name: str) -> None:
     }
     for kind, expected in NUMBERED[name].items():
         found = set(re.findall(patterns[kind], text))
-        names = {str(each) for each in expected} if isinstance(expected, list) else set()
-        if isinstance(expected, int):
-            names = set(map(str, range(1, expected + 1)))
-        assert found <= names, kind
-        assert not isinstance(expected, int) or str(expected) in found, kind
+        assert found <= {*names_of(expected)}, kind
+        assert isinstance(expected, list) or str(expected) in found, kind
 
 
 def test_every_script_and_result_of_a_paper_is_named() -> None:
