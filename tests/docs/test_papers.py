@@ -9,9 +9,10 @@ import pytest
 from benchmarks import pages
 from benchmarks.harness.results import RESULTS, stored
 from benchmarks.harness.samples import sample_folder
+from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.settings.base import known_keys
 from fedsurrogate.common.settings.settings import Settings
-from fedsurrogate.server_app.runs.presets import presets
+from fedsurrogate.server_app.runs.presets import preset_notes, preset_settings, presets
 from tests.documents import DOCS, ROOT
 
 # What each paper numbers: how many, or their names.
@@ -31,6 +32,55 @@ NUMBERED: dict[str, dict[str, int | list[str]]] = {
         "equation": 21,
     },
     "DP-CVAE": {"table": 1, "figure": 3, "equation": 5},
+}
+# Settings that the papers' texts state, by preset, defaults among them.
+FEDLAP = {
+    "images_per_class": 50,
+    "trajectories": 1,
+    "model_steps": 0,
+    "image_steps": 5,
+    "trust_radius": 10.0,
+    "loops": 5,
+    "image_learning_rate": 100.0,
+    "learning_rate": 0.1,
+    "cosine": True,
+    "mse_weight": 0.1,
+    "rule": "min",
+    "width": 128,
+    "memory": 0.0,
+}
+PRIVATE = FEDLAP | {
+    "images_per_class": 10,
+    "trajectories": 4,
+    "model_steps": 2,
+    "image_steps": 10,
+    "trust_radius": 1.5,
+    "noise_multiplier": 1.0,
+}
+del PRIVATE["rule"]  # The radius is a constant.
+STATED: dict[str, dict[str, dict[str, Any]]] = {
+    "fedlap-cifar10": {"fedlap": FEDLAP},
+    "fedlap-mnist": {"fedlap": FEDLAP},
+    "fedlap-fashion-mnist": {"fedlap": FEDLAP},
+    "fedlap-dp-cifar10": {},
+    "fedlap-dp-cifar10-paper": {"fedlap": PRIVATE},
+    "fedpft-paper": {
+        "fedpft": {"covariance": "diag", "components": 10, "samples_per_component": 1, "bits": 16},
+        "head": {"learning_rate": 1e-4, "solver": "sampled"},
+    },
+    "dpcvae-paper": {
+        "dpcvae": {
+            "rounds": 1 + 50,
+            "local_epochs": 5,
+            "optimiser": "sgd",
+            "learning_rate": 1e-3,
+            "clip": 1.5,
+            "learned_variance": False,
+            "class_prior": False,
+        },
+        "head": {"learning_rate": 1e-3, "epochs": 100},
+        "baseline": {"validation": 0.2 / 0.8},
+    },
 }
 TEXTS = {"FedPFT": "fedpft.txt", "FedLAP-DP": "fedlap-dp.txt", "DP-CVAE": "dp-cvae.txt"}
 LISTED = pages.papers()
@@ -137,3 +187,13 @@ def test_the_page_leads_to_all_rows() -> None:
         assert section in {
             re.sub(r"[^\w -]", "", each).lower().replace(" ", "-") for each in headings
         }
+
+
+@pytest.mark.parametrize("name", STATED)
+def test_presets_of_the_papers_have_what_these_state_and_say_how_they_differ(name: str) -> None:
+    settings = parse_run(preset_settings(name)).settings
+    for section, stated in STATED[name].items():
+        own = getattr(settings, section)
+        assert {key: getattr(own, key) for key in stated} == stated
+    assert len([note for note in preset_notes(name) if note.startswith("Differs")]) > 3
+    assert settings.max_share == 0 or settings.epsilon
