@@ -273,7 +273,7 @@ def walk(
         not finite.
 
     Source:
-        FedLAP-DP, equation 14 and algorithm 1.
+        FedLAP-DP, equation 14 and algorithm 2.
     """
     rate, steps, radius = descent.rate, descent.steps, descent.radius
     current = {name: tensor.clone() for name, tensor in start.items()}

@@ -1,0 +1,122 @@
+"""FedLAP-DP, figures 8 and 9: membership in the data of a model that sites have trained together, from the
+loss of a record (figure 8, black box) and from the norm of its gradient (figure 9, white box).
+
+    python benchmarks/reproduce/fedlap_figure8.py
+
+As in section 6.6: half of the test records, and as many training records, train the attacker, a small
+network; the others are audited. Each method trains a model without privacy and at epsilon 10.18. The paper
+has images of CIFAR-10; here features of them by MobileNetV2, one hidden layer, at five sites of two classes
+with few records each, so that a model can remember them. A row has the model's accuracy on training and
+test records, and the area under the attacker's curve with each score; 0.5 is a guess.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.harness.federation import Federation, federate, joined, load_seed
+from benchmarks.harness.options import described
+from benchmarks.harness.results import report
+from benchmarks.harness.samples import feature_settings
+from benchmarks.harness.seeds import mean_and_deviation, over_seeds
+from benchmarks.reproduce.fedlap_tables import pairs
+from fedsurrogate.common.models.networks import build, split_input
+from fedsurrogate.common.run import parse_run
+
+ROUNDS, EPSILON = 10, 10.18
+AVERAGED: dict[str, Any] = {
+    "fedavg.model": "mlp",
+    "fedavg.rounds": ROUNDS,
+    "fedavg.local-epochs": 5,
+}
+LAP: dict[str, Any] = {"method": "fedlap", "fedlap.model": "mlp", "fedlap.rounds": ROUNDS}
+BUDGET: dict[str, Any] = {"epsilon": EPSILON, "delta": 1e-5}
+ROWS: dict[tuple[str, str], dict[str, Any]] = {
+    ("FedAvg", "none"): {"method": "fedavg"} | AVERAGED,
+    ("FedLAP", "none"): LAP | {"fedlap.memory": 0.0},
+    ("DP-FedAvg", f"{EPSILON}"): {"method": "dp-fedavg"} | AVERAGED | BUDGET,
+    ("FedLAP-DP", f"{EPSILON}"): LAP | BUDGET,
+}
+SCORES = ("loss", "norm of the gradient")
+
+
+def scores(data: Federation, run_settings: dict[str, Any]) -> tuple[list[Tensor], list[float]]:
+    """For training and test records: the loss and the norm of the gradient of each (n, 2), and the
+    accuracy in %.
+    """
+    run = parse_run(data.named(run_settings))
+    training = federate(run, data).training
+    assert training is not None
+    kind = run.settings.fedlap.kind if run.settings.method == "fedlap" else run.settings.fedavg.kind
+    module = build(kind, training.inputs, len(data.classes), training.model)
+    rows, right = [], []
+    for part in (joined([each.train for each in data.sites]), data.test):
+        body, values = split_input(module, part.features)
+
+        def loss(model: dict[str, Tensor], value: Tensor, label: Tensor, to: Any = body) -> Tensor:
+            logits = torch.func.functional_call(to, model, (value[None],))
+            return torch.nn.functional.cross_entropy(logits, label[None])
+
+        slopes, losses = torch.func.vmap(
+            torch.func.grad_and_value(loss), (None, 0, 0), chunk_size=250
+        )(training.model, values.float(), part.labels)
+        norms = torch.cat([each.flatten(1) for each in slopes.values()], 1).norm(dim=1)
+        rows.append(torch.stack([losses, norms], 1).detach())
+        with torch.no_grad():
+            found = torch.func.functional_call(body, training.model, (values.float(),)).argmax(1)
+        right.append(100 * float((found == part.labels).double().mean()))
+    return rows, right
+
+
+def attacked(seed: int, rows: list[Tensor]) -> list[float]:
+    """The area under the curve of the attacker, with each score alone."""
+    from sklearn.metrics import roc_auc_score
+    from sklearn.neural_network import MLPClassifier
+
+    drawn = torch.Generator().manual_seed(seed)
+    count = min(map(len, rows)) // 2
+    known, audited = [], []
+    for part in rows:
+        order = torch.randperm(len(part), generator=drawn)
+        known.append(part[order[:count]])
+        audited.append(part[order[count : 2 * count]])
+    truth = [1] * count + [0] * count
+    areas = []
+    for place in range(len(SCORES)):
+        train, test = (
+            torch.cat(parts)[:, [place]].clamp_min(1e-12).log() for parts in (known, audited)
+        )
+        middle, spread = train.mean(), train.std()
+        attacker = MLPClassifier((32,), max_iter=2000, random_state=seed)
+        attacker.fit(((train - middle) / spread).numpy(), truth)
+        guessed = attacker.predict_proba(((test - middle) / spread).numpy())[:, 1]
+        areas.append(float(roc_auc_score(truth, guessed)))
+    return areas
+
+
+def main() -> None:
+    parser = described(__doc__)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--records", type=float, default=0.1, help="share of the training records")
+    options = parser.parse_args()
+    base = feature_settings("cifar10")
+    whole = load_seed(base, 1, 0)
+
+    def one(seed: int, data: Federation, own: dict[str, Any]) -> list[float]:
+        rows, right = scores(data, {**base, **own, "seed": seed})
+        return right + attacked(seed, rows)
+
+    found = over_seeds(options.seeds, lambda seed: pairs(whole, options.records, seed), ROWS, one)
+    rows = [
+        (*row, *map(mean_and_deviation, zip(*each, strict=True))) for row, each in found.items()
+    ]
+    columns = ("model", "epsilon", "on training records, %", "on test records, %")
+    columns += tuple(f"AUC: {score}" for score in SCORES)
+    records = sum(pairs(whole, options.records, 0).sizes)
+    title = f"FedLAP figures 8 and 9, CIFAR-10 features, {records} records, {options.seeds} seeds"
+    report("reproduce-fedlap-figure8", title, columns, rows)
+
+
+if __name__ == "__main__":
+    main()
