@@ -11,6 +11,7 @@ import atexit
 import errno
 import gc
 import os
+import re
 import signal
 import sys
 import threading
@@ -24,7 +25,7 @@ import click
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 from .errors import ConfigError, FedSurrogateError
 from .escapes import for_terminal
@@ -188,6 +189,16 @@ def announced(line: str) -> Iterator[None]:
 
 
 class _Command(_Shared, TyperCommand):
+    def __init__(
+        self, name: str | None, *, help: str | None, params: list[click.Parameter], **more: Any
+    ) -> None:
+        text, _, listed = (help or "").partition("\n\nArgs:\n")
+        texts = dict(re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", listed, re.MULTILINE))
+        for each in params:
+            if isinstance(each, TyperArgument | TyperOption) and each.name in texts:
+                each.help = " ".join(texts[each.name].split())
+        super().__init__(name, help=text, params=params, **more)
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         given = f" {' '.join(args)} ".replace("=", " ")
         for words, why in _gone_from(ctx).items():

@@ -26,44 +26,27 @@ REMEDIES = {
 
 
 def certs(
-    folder: Annotated[
-        Path, typer.Argument(help="The folder for the certificates and keys. Keep it private.")
-    ],
-    host: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A host name or address at which sites reach the coordinator; may be given "
-            "several times."
-        ),
-    ] = None,
-    site: Annotated[
-        list[str] | None, typer.Option(help="A site to make a key for; may be given several times.")
-    ] = None,
-    renew: Annotated[
-        bool,
-        typer.Option(
-            "--renew", help="Sign the coordinator's certificate again; sites need nothing new."
-        ),
-    ] = False,
-    new_key: Annotated[
-        bool,
-        typer.Option(
-            "--new-key",
-            help="Make a new key for every --site, in place of its lost, stolen or revoked one.",
-        ),
-    ] = False,
-    days: Annotated[
-        int,
-        typer.Option(
-            min=1, max=3650, help="Days for which a new certificate of the coordinator is valid."
-        ),
-    ] = SERVER_DAYS,
+    folder: Path,
+    host: list[str] | None = None,
+    site: list[str] | None = None,
+    renew: Annotated[bool, typer.Option("--renew")] = False,
+    new_key: Annotated[bool, typer.Option("--new-key")] = False,
+    days: Annotated[int, typer.Option(min=1, max=3650)] = SERVER_DAYS,
     as_json: Json = False,
 ) -> None:
     """Make the certificates and keys of a federation, or show when they expire.
 
     Makes only missing files. A site gets the folder FOLDER/sites/NAME, and nothing else. Exits with
     1 when a certificate has expired.
+
+    Args:
+        folder: The folder for the certificates and keys. Keep it private.
+        host: A host name or address at which sites reach the coordinator; may be given several
+            times.
+        site: A site to make a key for; may be given several times.
+        renew: Sign the coordinator's certificate again; sites need nothing new.
+        new_key: Make a new key for every --site, in place of its lost, stolen or revoked one.
+        days: Days for which a new certificate of the coordinator is valid.
     """
     import datetime
 
@@ -125,27 +108,24 @@ def certs(
 
 
 def kit(
-    folder: Annotated[
-        Path, typer.Argument(help="The folder that `coordinator sites certs` has made.")
-    ],
-    site: Annotated[
-        str, typer.Argument(help="The site that gets the kit; the folder must hold its key.")
-    ],
-    coordinator: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where the site reaches the coordinator.")
-    ],
-    image: Annotated[
-        str, typer.Option(help="Name of the container image at the site.")
-    ] = "fedsurrogate",
-    out: Annotated[
-        Path | None, typer.Option(help="The archive to write; default: SITE.tar.gz.")
-    ] = None,
+    folder: Path,
+    site: str,
+    coordinator: Annotated[str, typer.Option(metavar="HOST:PORT")],
+    image: str = "fedsurrogate",
+    out: Path | None = None,
 ) -> None:
     """Pack the kit of a hospital into one archive: certificates, key, compose file, settings,
     policy template, a guide.
 
     If `coordinator sites certs` made the site's private key, the kit holds it: send it only over a
     channel that you trust. The kit of a site that enrolled holds no secret.
+
+    Args:
+        folder: The folder that `coordinator sites certs` has made.
+        site: The site that gets the kit; the folder must hold its key.
+        coordinator: Where the site reaches the coordinator.
+        image: Name of the container image at the site.
+        out: The archive to write; default: SITE.tar.gz.
     """
     show_kit(folder, site, coordinator, image, out)
 
@@ -178,17 +158,9 @@ MEANS = {
 
 
 def init(
-    folder: Annotated[Path, typer.Argument(help="The folder of the federation. Keep it private.")],
-    host: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A host name or address at which sites reach this machine; may be given several "
-            "times; else it is asked."
-        ),
-    ] = None,
-    port: Annotated[
-        int, typer.Option(min=1, max=65535, help="The only port that sites reach.")
-    ] = 9092,
+    folder: Path,
+    host: list[str] | None = None,
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 9092,
 ) -> None:
     """Make the folder of a federation: certificates and settings.
 
@@ -197,6 +169,12 @@ def init(
     accept` and `run` need no address and no certificate.
 
     Example: coordinator init federation/ --host fl.example.org
+
+    Args:
+        folder: The folder of the federation. Keep it private.
+        host: A host name or address at which sites reach this machine; may be given several times;
+            else it is asked.
+        port: The only port that sites reach.
     """
     from ..deployment.audit_log import note
     from ..deployment.federation import CERTIFICATES, SETTINGS, make_federation, settings_of
@@ -227,29 +205,12 @@ def init(
 
 
 def accept(
-    request: Annotated[Path, typer.Argument(help="The file of `site enrol` from the hospital.")],
-    fingerprint: Annotated[
-        str,
-        typer.Option(
-            help="What the hospital has read out, such as by telephone; else it is asked."
-        ),
-    ] = "",
-    folder: Annotated[
-        Path,
-        typer.Option(help="The folder of `coordinator init`, or of `coordinator sites certs`."),
-    ] = Path(),
-    coordinator: Annotated[
-        str,
-        typer.Option(
-            metavar="HOST:PORT", help="Where the site reaches you; default: as `init` has it."
-        ),
-    ] = "",
-    out: Annotated[
-        Path | None, typer.Option(help="The kit to write; default: SITE.tar.gz.")
-    ] = None,
-    days: Annotated[
-        int, typer.Option(min=1, max=3650, help="Days for which the site's key is accepted.")
-    ] = SERVER_DAYS,
+    request: Path,
+    fingerprint: str = "",
+    folder: Path = Path(),
+    coordinator: Annotated[str, typer.Option(metavar="HOST:PORT")] = "",
+    out: Path | None = None,
+    days: Annotated[int, typer.Option(min=1, max=3650)] = SERVER_DAYS,
     control: Control = "",
     root_certificates: Authority = None,
 ) -> None:
@@ -260,6 +221,14 @@ def accept(
     whose certificate ends.
 
     Example: coordinator sites accept north.csr
+
+    Args:
+        request: The file of `site enrol` from the hospital.
+        fingerprint: What the hospital has read out, such as by telephone; else it is asked.
+        folder: The folder of `coordinator init`, or of `coordinator sites certs`.
+        coordinator: Where the site reaches you; default: as `init` has it.
+        out: The kit to write; default: SITE.tar.gz.
+        days: Days for which the site's key is accepted.
     """
     from fedsurrogate.common.escapes import for_rows
     from fedsurrogate.common.security.documents import in_groups
@@ -316,30 +285,22 @@ def accept(
 
 
 def audit_log(
-    folder: Annotated[
-        Path | None,
-        typer.Argument(
-            help="The folder that `coordinator sites certs` has made; else FEDSURROGATE_AUDIT_LOG."
-        ),
-    ] = None,
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Print only whether the log is whole.")
-    ] = False,
-    holds: Annotated[
-        str,
-        typer.Option(
-            metavar="DIGEST", help="A digest noted earlier: fail if lines up to it were cut off."
-        ),
-    ] = "",
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the lines as they are, for a collector.")
-    ] = False,
+    folder: Annotated[Path | None, typer.Argument()] = None,
+    verify: Annotated[bool, typer.Option("--verify")] = False,
+    holds: Annotated[str, typer.Option(metavar="DIGEST")] = "",
+    as_json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     """Show who started, stopped, accepted, revoked or exported what, and check the chain of lines.
 
     Each line holds the digest of the line before. Note the last digest elsewhere, and give it to
     --holds later: only that shows that no lines were cut off at the end. Exits with 1 for a log
     that was changed. Lines whose time is before that of the line before are named.
+
+    Args:
+        folder: The folder that `coordinator sites certs` has made; else FEDSURROGATE_AUDIT_LOG.
+        verify: Print only whether the log is whole.
+        holds: A digest noted earlier: fail if lines up to it were cut off.
+        as_json: Print the lines as they are, for a collector.
     """
     import json
 

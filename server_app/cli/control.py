@@ -75,17 +75,17 @@ def superlink(context: typer.Context) -> None:
 
 
 def app(
-    runtime: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="The SuperLink's API for its apps.")
-    ] = "",
-    parent_pid: Annotated[
-        int | None, typer.Option(help="Process with which it ends; a SuperLink names itself.")
-    ] = None,
+    runtime: Annotated[str, typer.Option(metavar="ADDRESS")] = "",
+    parent_pid: int | None = None,
 ) -> None:
     """Run the coordinator's app for every run of a SuperLink with `--isolation process`: the
     installed one, whatever a run brings.
 
     Example: coordinator app --runtime unix:/runtime/link/app:9091
+
+    Args:
+        runtime: The SuperLink's API for its apps.
+        parent_pid: Process with which it ends; a SuperLink names itself.
     """
     from ..deployment.addresses import usual_runtime
     from ..deployment.submit import serve
@@ -94,14 +94,10 @@ def app(
 
 
 def register(
-    folder: Annotated[
-        Path, typer.Argument(help="The folder that `coordinator sites certs` has made.")
-    ],
+    folder: Path,
     control: Control = "",
     root_certificates: Authority = None,
-    wait: Annotated[
-        float, typer.Option(min=0, help="Seconds to wait for a SuperLink that is still starting.")
-    ] = 0.0,
+    wait: Annotated[float, typer.Option(min=0)] = 0.0,
     proposal: ProposalFile = None,
 ) -> None:
     """Register the keys of all sites with the SuperLink, and store their names: a site has the name
@@ -109,6 +105,10 @@ def register(
 
     A registered key stays as it is. A new key under a registered name replaces the old key, which
     is revoked.
+
+    Args:
+        folder: The folder that `coordinator sites certs` has made.
+        wait: Seconds to wait for a SuperLink that is still starting.
     """
     from ..deployment.audit_log import note
     from ..deployment.submit import check_connection, registration
@@ -162,12 +162,8 @@ def again(folder: Path, site: str, register: str) -> list[str]:
 
 
 def unregister(
-    folder: Annotated[
-        Path, typer.Argument(help="The folder that `coordinator sites certs` has made.")
-    ],
-    site: Annotated[
-        str, typer.Argument(help="A site that leaves, or whose key is lost or stolen.")
-    ],
+    folder: Path,
+    site: str,
     control: Control = "",
     root_certificates: Authority = None,
     proposal: ProposalFile = None,
@@ -176,6 +172,10 @@ def unregister(
 
     The key goes into the list of revoked keys next to the table of registered sites, so it stays out
     after the SuperLink has lost its database. A new key lets the site in again.
+
+    Args:
+        folder: The folder that `coordinator sites certs` has made.
+        site: A site that leaves, or whose key is lost or stolen.
     """
     from ..deployment.audit_log import note
     from ..deployment.submit import check_connection
@@ -212,12 +212,7 @@ def _check_keys_allowed(
 def run(
     run_config: RunSettings = None,
     proposal: ProposalFile = None,
-    check: Annotated[
-        bool,
-        typer.Option(
-            "--check", help="Only show which sites could take part, and why others could not."
-        ),
-    ] = False,
+    check: Annotated[bool, typer.Option("--check")] = False,
     control: Control = "",
     root_certificates: Authority = None,
     as_json: MetricsAsJson = False,
@@ -230,6 +225,9 @@ def run(
     With --proposal the settings are those that people have signed; others may be added only if they
     change nothing of what sites release. Ctrl-C stops the run. If the terminal is lost, the run
     continues, and `coordinator watch` watches it again.
+
+    Args:
+        check: Only show which sites could take part, and why others could not.
     """
     from fedsurrogate.common.errors import RunError
     from fedsurrogate.common.flower.environment import is_loopback
@@ -371,13 +369,14 @@ def runs(
     output: Output = Path("runs"),
     control: Control = "",
     root_certificates: Authority = None,
-    newest: Annotated[
-        int, typer.Option(min=1, max=1000, help="Number of runs to list, newest first.")
-    ] = 20,
+    newest: Annotated[int, typer.Option(min=1, max=1000)] = 20,
     as_json: Json = False,
 ) -> None:
     """List runs, newest first: state, progress, sites, age. Takes run folders, and the SuperLink's
     runs if it answers.
+
+    Args:
+        newest: Number of runs to list, newest first.
     """
     from rich.table import Column, Table
 
@@ -409,44 +408,14 @@ def runs(
 
 
 def watch(
-    run: Annotated[
-        str,
-        typer.Argument(
-            metavar="RUN",
-            help="A run folder, or the folder of all runs, which selects the newest run. Or Flower's "
-            "number of a run, the name of its folder in --runs, or 'latest': then the SuperLink is "
-            "asked, too.",
-            autocompletion=complete_runs,
-        ),
-    ] = "runs",
+    run: Annotated[str, typer.Argument(metavar="RUN", autocompletion=complete_runs)] = "runs",
     output: Output = Path("runs"),
     control: Control = "",
     root_certificates: Authority = None,
-    timeout: Annotated[
-        float,
-        typer.Option(
-            min=0,
-            metavar="SECONDS",
-            help="Stop after this time without a run, or without an event of the run; 0: never.",
-        ),
-    ] = 0.0,
-    wait_for_next: Annotated[
-        bool,
-        typer.Option(
-            "--next", help="Wait for the next run, and ignore the runs that exist already."
-        ),
-    ] = False,
-    once: Annotated[
-        bool, typer.Option("--once", help="Show the current state of the run, and exit.")
-    ] = False,
-    as_json: Annotated[
-        bool,
-        typer.Option(
-            "--json",
-            help="Print each event as a JSON object on its own line, then metrics.json; with "
-            "--once the state.",
-        ),
-    ] = False,
+    timeout: Annotated[float, typer.Option(min=0, metavar="SECONDS")] = 0.0,
+    wait_for_next: Annotated[bool, typer.Option("--next")] = False,
+    once: Annotated[bool, typer.Option("--once")] = False,
+    as_json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     """Watch a run until it ends: rounds, accuracy, sites.
 
@@ -455,6 +424,16 @@ def watch(
     succeeded (with --once: has not failed), with 1 when it failed or --timeout has passed.
 
     Example: coordinator watch latest
+
+    Args:
+        run: A run folder, or the folder of all runs, which selects the newest run. Or Flower's
+            number of a run, the name of its folder in --runs, or 'latest': then the SuperLink is
+            asked, too.
+        timeout: Stop after this time without a run, or without an event of the run; 0: never.
+        wait_for_next: Wait for the next run, and ignore the runs that exist already.
+        once: Show the current state of the run, and exit.
+        as_json: Print each event as a JSON object on its own line, then metrics.json; with --once
+            the state.
     """
     from ..control_api import LATEST
     from ..deployment.submit import attach
@@ -509,12 +488,7 @@ def stop(
 
 
 def sites(
-    folder: Annotated[
-        Path | None,
-        typer.Argument(
-            help="The folder of certificates and keys, for their names; in the folder of `coordinator init` its own."
-        ),
-    ] = None,
+    folder: Annotated[Path | None, typer.Argument()] = None,
     output: Output = Path("runs"),
     control: Control = "",
     root_certificates: Authority = None,
@@ -526,6 +500,10 @@ def sites(
     The names come from the table of `coordinator sites register`; other keys are shown by their first
     digits. The version is that of a site's last run. Exits with 1 if a registered site is not
     connected.
+
+    Args:
+        folder: The folder of certificates and keys, for their names; in the folder of `coordinator
+            init` its own.
     """
     from rich.table import Column, Table
 

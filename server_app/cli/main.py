@@ -61,34 +61,26 @@ def _timed() -> Iterator[None]:
 
 
 def simulate(
-    sites: Annotated[
-        int, typer.Option("--sites", "-n", min=1, help="How many sites to simulate.")
-    ] = 3,
+    sites: Annotated[int, typer.Option("--sites", "-n", min=1)] = 3,
     run_config: RunSettings = None,
-    gpus: Annotated[
-        float, typer.Option(min=0, help="Share of a GPU each simulated site gets.")
-    ] = 0.0,
-    parallel: Annotated[
-        int,
-        typer.Option(
-            min=0, help="Sites that run at the same time; fewer need less memory. 0: one a core."
-        ),
-    ] = 0,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print metrics.json and the folder, no table.")
-    ] = False,
+    gpus: Annotated[float, typer.Option(min=0)] = 0.0,
+    parallel: Annotated[int, typer.Option(min=0)] = 0,
+    as_json: Annotated[bool, typer.Option("--json")] = False,
     engine: Annotated[
-        Engine | None,
-        typer.Option(
-            help="flower: Flower's simulation, sites in parallel. local: in this process, one by "
-            "one. Same results.",
-            show_default="local, unless the work is large",
-        ),
+        Engine | None, typer.Option(show_default="local, unless the work is large")
     ] = None,
 ) -> None:
     """Run a whole federation on this machine.
 
     Example: coordinator simulate --sites 10 -c 'alpha=0.1 compare=true'
+
+    Args:
+        sites: How many sites to simulate.
+        gpus: Share of a GPU each simulated site gets.
+        parallel: Sites that run at the same time; fewer need less memory. 0: one a core.
+        as_json: Print metrics.json and the folder, no table.
+        engine: flower: Flower's simulation, sites in parallel. local: in this process, one by one.
+            Same results.
     """
 
     from ..lifecycle.before_start import (
@@ -185,33 +177,23 @@ def _print_result(folder: Path, metrics: dict[str, Any]) -> None:
 
 def plan(
     run_config: RunSettings = None,
-    classes: Annotated[
-        int,
-        typer.Option(
-            min=0, help="Number of classes at a site; 0: those that the run names, or ten."
-        ),
-    ] = 0,
-    records: Annotated[
-        int, typer.Option(min=1, help="Number of training records at a site.")
-    ] = 1000,
-    dimension: Annotated[
-        int, typer.Option(min=0, help="Feature dimension; 0: detect it if possible.")
-    ] = 0,
-    rounds: Annotated[
-        int, typer.Option(min=1, help="Number of rounds of FedAvg, for comparison.")
-    ] = 20,
-    dpia: Annotated[
-        bool,
-        typer.Option(
-            "--dpia",
-            help="Print fields of a data protection impact assessment and of the AI Act instead.",
-        ),
-    ] = False,
+    classes: Annotated[int, typer.Option(min=0)] = 0,
+    records: Annotated[int, typer.Option(min=1)] = 1000,
+    dimension: Annotated[int, typer.Option(min=0)] = 0,
+    rounds: Annotated[int, typer.Option(min=1)] = 20,
+    dpia: Annotated[bool, typer.Option("--dpia")] = False,
     as_json: Json = False,
 ) -> None:
     """Show what a run costs each site before it starts.
 
     Bytes, rounds, messages and privacy, and those of alternatives.
+
+    Args:
+        classes: Number of classes at a site; 0: those that the run names, or ten.
+        records: Number of training records at a site.
+        dimension: Feature dimension; 0: detect it if possible.
+        rounds: Number of rounds of FedAvg, for comparison.
+        dpia: Print fields of a data protection impact assessment and of the AI Act instead.
     """
     from dataclasses import asdict
 
@@ -281,21 +263,15 @@ def plan(
 
 def report(
     run: RunArgument,
-    beside: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="Another run, to compare its accuracy; may be given several times.",
-            autocompletion=complete_runs,
-        ),
-    ] = None,
-    csv: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER", help="Also write every table of the report to a CSV file in FOLDER."
-        ),
-    ] = None,
+    beside: Annotated[list[Path] | None, typer.Option(autocompletion=complete_runs)] = None,
+    csv: Annotated[Path | None, typer.Option(metavar="FOLDER")] = None,
 ) -> None:
-    """Write RUN/report.html again from the files in the run folder."""
+    """Write RUN/report.html again from the files in the run folder.
+
+    Args:
+        beside: Another run, to compare its accuracy; may be given several times.
+        csv: Also write every table of the report to a CSV file in FOLDER.
+    """
     from fedsurrogate.common.pages.svg import undrawn
 
     from ..lifecycle.ends import complete_killed
@@ -314,20 +290,18 @@ def report(
 
 def refit(
     run: RunArgument,
-    without: Annotated[
-        list[str] | None, typer.Option(help="Leave this site out; may be given several times.")
-    ] = None,
-    classes: Annotated[str, typer.Option(help="Only these classes, comma-separated.")] = "",
-    defence: Annotated[
-        str,
-        typer.Option(
-            help="Another defence than the run's; 'none' puts back the sites it left out."
-        ),
-    ] = "",
+    without: list[str] | None = None,
+    classes: str = "",
+    defence: str = "",
 ) -> None:
     """Learn a new head from stored surrogates, asking no site.
 
     Leaving a site out removes its contribution exactly. Prints the folder of the new head.
+
+    Args:
+        without: Leave this site out; may be given several times.
+        classes: Only these classes, comma-separated.
+        defence: Another defence than the run's; 'none' puts back the sites it left out.
     """
     from fedsurrogate.common.settings import split_names
 

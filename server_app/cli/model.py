@@ -38,14 +38,7 @@ Summed = Annotated[
 
 
 def evaluate(
-    model: Annotated[
-        Path,
-        typer.Argument(
-            metavar="MODEL_OR_RUN",
-            help="A run folder, or a signed model.",
-            autocompletion=complete_runs,
-        ),
-    ],
+    model: Annotated[Path, typer.Argument(metavar="MODEL_OR_RUN", autocompletion=complete_runs)],
     epsilon: Epsilon = 1.0,
     delta: Delta = 1e-5,
     secure_aggregation: Summed = False,
@@ -61,6 +54,9 @@ def evaluate(
 
     Gives noisy counts of decisions and scores, and intervals. The model of a simulated run is
     evaluated in a simulation with the same sites, next to the exact values.
+
+    Args:
+        model: A run folder, or a signed model.
     """
     from ..counting import CountingBudget, evaluation_settings
     from ..runs.presets import typed_settings
@@ -82,45 +78,18 @@ def evaluate(
 
 
 def survey(
-    classes: Annotated[
-        str,
-        typer.Option(
-            help="All classes that may occur, separated by commas; none with a target in "
-            "--run-config."
-        ),
-    ] = "",
+    classes: str = "",
     epsilon: Epsilon = 1.0,
     delta: Delta = 1e-5,
     secure_aggregation: Summed = False,
-    images: Annotated[
-        str,
-        typer.Option(
-            help="Also count images: all, or some of size, spacing, bits, brightness, contrast, "
-            "orientation, view, mirror, maker."
-        ),
-    ] = "",
+    images: str = "",
     control: Control = "",
     root_certificates: Authority = None,
     run_config: RunSettings = None,
-    simulate: Annotated[
-        int, typer.Option(min=0, help="Simulate so many sites, with data of --run-config.")
-    ] = 0,
-    like: Annotated[
-        Path | None,
-        typer.Option(
-            help="Estimate accuracies with features like those of this run, which stored "
-            "surrogates."
-        ),
-    ] = None,
-    expected: Annotated[
-        float,
-        typer.Option(
-            min=0.01, max=0.999, help="Else: the accuracy that is expected without noise."
-        ),
-    ] = 0.9,
-    dimension: Annotated[
-        int, typer.Option(min=2, max=4096, help="Else: numbers in the features of a record.")
-    ] = 128,
+    simulate: Annotated[int, typer.Option(min=0)] = 0,
+    like: Path | None = None,
+    expected: Annotated[float, typer.Option(min=0.01, max=0.999)] = 0.9,
+    dimension: Annotated[int, typer.Option(min=2, max=4096)] = 128,
     proposal: proposals.ProposalFile = None,
     propose: proposals.ProposeFile = None,
     purpose: proposals.Purpose = "",
@@ -137,6 +106,16 @@ def survey(
     Example: coordinator survey --classes normal,pneumonia --images all
 
     Example: coordinator survey --run-config "task='multilabel' label-columns='edema,mass'"
+
+    Args:
+        classes: All classes that may occur, separated by commas; none with a target in
+            --run-config.
+        images: Also count images: all, or some of size, spacing, bits, brightness, contrast,
+            orientation, view, mirror, maker.
+        simulate: Simulate so many sites, with data of --run-config.
+        like: Estimate accuracies with features like those of this run, which stored surrogates.
+        expected: Else: the accuracy that is expected without noise.
+        dimension: Else: numbers in the features of a record.
     """
     from fedsurrogate.common.settings import split_names
 
@@ -280,24 +259,21 @@ ENDINGS = {
 
 def export(
     run: RunArgument,
-    format_: Annotated[
-        Format, typer.Option("--format", help="What to write.")
-    ] = Format.fedsurrogate,
-    out: Annotated[
-        Path | None, typer.Option(help="The file to write; by default in the run folder.")
-    ] = None,
-    weights_path: Annotated[
-        str, typer.Option(help="File of the backbone's weights; empty downloads the library's.")
-    ] = "",
-    key: Annotated[
-        Path | None,
-        typer.Option(help="Folder with coordinator.key, to sign a model that is not signed yet."),
-    ] = None,
+    format_: Annotated[Format, typer.Option("--format")] = Format.fedsurrogate,
+    out: Path | None = None,
+    weights_path: str = "",
+    key: Path | None = None,
 ) -> None:
     """Write a run's model: signed file, ONNX graph, or model card.
 
     A graph has normalisation, backbone and head in one; it is read again and compared before the
     command ends.
+
+    Args:
+        format_: What to write.
+        out: The file to write; by default in the run folder.
+        weights_path: File of the backbone's weights; empty downloads the library's.
+        key: Folder with coordinator.key, to sign a model that is not signed yet.
     """
     from ..deployment.audit_log import note
     from ..export.graph import signed_model_of

@@ -38,38 +38,13 @@ class Destination(StrEnum):
 
 
 def log(
-    what: Annotated[
-        Path,
-        typer.Argument(
-            metavar="RUNS",
-            help="A run folder; for MLflow also the file that a sweep prints, for Prometheus also "
-            "the folder of all runs.",
-            autocompletion=complete_runs,
-        ),
-    ],
-    to: Annotated[
-        Destination,
-        typer.Option(
-            help="mlflow: log what there is, and end. prometheus: serve the state of runs until "
-            "interrupted."
-        ),
-    ],
-    store: Annotated[
-        str,
-        typer.Option(help="Where MLflow keeps runs: file:FOLDER, sqlite:///FILE, or a server."),
-    ] = "file:mlruns",
-    experiment: Annotated[
-        str, typer.Option(help="Name of the experiment in MLflow.")
-    ] = "fedsurrogate",
+    what: Annotated[Path, typer.Argument(metavar="RUNS", autocompletion=complete_runs)],
+    to: Annotated[Destination, typer.Option()],
+    store: str = "file:mlruns",
+    experiment: str = "fedsurrogate",
     listen: command_line.Listen = command_line.LISTEN,
     exposed: command_line.Exposed = False,
-    superlink: Annotated[
-        str,
-        typer.Option(
-            metavar="ADDRESS",
-            help="The SuperLink's Control API, for connected sites and waiting runs; empty: none.",
-        ),
-    ] = "",
+    superlink: Annotated[str, typer.Option(metavar="ADDRESS")] = "",
     certificate: command_line.WatchedCertificates = None,
 ) -> None:
     """Log runs to MLflow, or show them to Prometheus.
@@ -82,6 +57,15 @@ def log(
     FEDSURROGATE_ROOT_CERTIFICATES and FEDSURROGATE_REGISTERED, as `coordinator sites list` does.
 
     Example: coordinator log runs/20261122T101500Z-fedpft-0bc876 --to mlflow
+
+    Args:
+        what: A run folder; for MLflow also the file that a sweep prints, for Prometheus also the
+            folder of all runs.
+        to: mlflow: log what there is, and end. prometheus: serve the state of runs until
+            interrupted.
+        store: Where MLflow keeps runs: file:FOLDER, sqlite:///FILE, or a server.
+        experiment: Name of the experiment in MLflow.
+        superlink: The SuperLink's Control API, for connected sites and waiting runs; empty: none.
     """
     if to is Destination.mlflow:
         from ..monitoring.mlflow_runs import Place, log_to_mlflow
@@ -122,36 +106,14 @@ def _of_superlink(address: str) -> list[LinkCollector]:
 
 def sweep(
     grid: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--grid",
-            "-g",
-            metavar="'key=value,...'",
-            help="Values of a setting; may be given several times.",
-        ),
+        list[str] | None, typer.Option("--grid", "-g", metavar="'key=value,...'")
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="How many seeds: 0, 1, 2, and so on.")] = 3,
-    sites: Annotated[
-        int, typer.Option("--sites", "-n", min=1, help="How many sites to simulate.")
-    ] = 3,
-    workers: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="How many runs go side by side in processes of their own, as far as memory has "
-            "room.",
-        ),
-    ] = 1,
-    resume: Annotated[
-        Path | None,
-        typer.Option(
-            help="File of rows of a sweep that was interrupted; its runs without an error are kept.",
-        ),
-    ] = None,
+    seeds: Annotated[int, typer.Option(min=1)] = 3,
+    sites: Annotated[int, typer.Option("--sites", "-n", min=1)] = 3,
+    workers: Annotated[int, typer.Option(min=1)] = 1,
+    resume: Path | None = None,
     run_config: RunSettings = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON row for each run, no table.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     """Simulate every combination of settings and seeds.
 
@@ -160,6 +122,14 @@ def sweep(
     `coordinator report RUN` draws the report of one of the runs.
 
     Example: coordinator sweep --seeds 2 -g method=fedpft,average -g alpha=0.1,1.0
+
+    Args:
+        grid: Values of a setting; may be given several times.
+        seeds: How many seeds: 0, 1, 2, and so on.
+        sites: How many sites to simulate.
+        workers: How many runs go side by side in processes of their own, as far as memory has room.
+        resume: File of rows of a sweep that was interrupted; its runs without an error are kept.
+        as_json: Print one JSON row for each run, no table.
     """
     from fedsurrogate.common.extras import is_installed, missing
 

@@ -49,24 +49,25 @@ class What(StrEnum):
 
 
 def propose(
-    out: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write.")],
-    purpose: Annotated[str, typer.Option(help="What it is for, in words.")],
+    out: Annotated[Path, typer.Argument(metavar="FILE")],
+    purpose: Annotated[str, typer.Option()],
     run_config: RunSettings = None,
-    what: Annotated[
-        What, typer.Option(help="A run, or keys of sites to let in or to revoke.")
-    ] = What.run,
-    folder: Annotated[
-        Path | None,
-        typer.Option(help="For keys: the folder that `coordinator sites certs` has made."),
-    ] = None,
-    site: Annotated[str, typer.Option(help="For unregister: the site.")] = "",
-    days: Annotated[
-        int, typer.Option(min=1, max=3650, help="Days within which it may be started.")
-    ] = 30,
+    what: What = What.run,
+    folder: Path | None = None,
+    site: str = "",
+    days: Annotated[int, typer.Option(min=1, max=3650)] = 30,
 ) -> None:
     """Write down what is to be done, for people who allow it: a run with its settings, or keys.
 
     Example: coordinator approval propose spring.json --purpose 'pneumonia, spring' -c 'epsilon=1.0 ...'
+
+    Args:
+        out: The file to write.
+        purpose: What it is for, in words.
+        what: A run, or keys of sites to let in or to revoke.
+        folder: For keys: the folder that `coordinator sites certs` has made.
+        site: For unregister: the site.
+        days: Days within which it may be started.
     """
     from fedsurrogate.common.errors import ConfigError
 
@@ -230,14 +231,19 @@ def show_proposal(proposal: Proposal) -> None:
 
 
 def approve(
-    file: Annotated[Path, typer.Argument(help="A file of `coordinator approval propose`.")],
-    key: Annotated[Path, typer.Option(help="Your key, of `coordinator approval key`.")],
-    yes: Annotated[bool, typer.Option("--yes", help="Sign without asking.")] = False,
+    file: Path,
+    key: Annotated[Path, typer.Option()],
+    yes: Annotated[bool, typer.Option("--yes")] = False,
 ) -> None:
     """Show a proposal, and sign it with your key: you allow it.
 
     What you sign is what is shown: a run with other settings that change its releases needs another
     proposal.
+
+    Args:
+        file: A file of `coordinator approval propose`.
+        key: Your key, of `coordinator approval key`.
+        yes: Sign without asking.
     """
     from fedsurrogate.common.errors import ConfigError
     from fedsurrogate.common.files import READABLE, replace_file
@@ -258,12 +264,16 @@ def approve(
 
 
 def approver(
-    file: Annotated[Path, typer.Argument(help="The file of the private key, made if missing.")],
-    name: Annotated[str, typer.Option(help="Your name, as others see it.")],
+    file: Path,
+    name: Annotated[str, typer.Option()],
 ) -> None:
     """Make a key with which you allow runs, and print the line that others need to know it.
 
     The line goes into approvers.toml of the federation and of hospitals that ask for signatures.
+
+    Args:
+        file: The file of the private key, made if missing.
+        name: Your name, as others see it.
     """
     import json
 
