@@ -7,9 +7,8 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -39,13 +38,6 @@ app = new_app(
 )
 
 
-class Engine(StrEnum):
-    """What runs a simulation."""
-
-    flower = "flower"
-    local = "local"
-
-
 @contextmanager
 def _timed() -> Iterator[None]:
     """Let the processes of a run know when this program was started, for the duration in
@@ -67,7 +59,8 @@ def simulate(
     parallel: Annotated[int, typer.Option(min=0)] = 0,
     as_json: Annotated[bool, typer.Option("--json")] = False,
     engine: Annotated[
-        Engine | None, typer.Option(show_default="local, unless the work is large")
+        Literal["flower", "local"] | None,
+        typer.Option(show_default="local, unless the work is large"),
     ] = None,
 ) -> None:
     """Run a whole federation on this machine.
@@ -97,7 +90,7 @@ def simulate(
     config, settings = check_simulation(typed_settings(run_config))
     progress, so_far = stderr_console(), Progress()
     # Only Flower's simulation has these options.
-    wanted = engine is Engine.flower if engine else True if parallel or gpus else None
+    wanted = engine == "flower" if engine else True if parallel or gpus else None
     rounds = config.rounds if config.plan.kind == "rounds" else 0
     by_flower, why = flower_engine(wanted, sites, rounds)
     if why:
@@ -128,7 +121,7 @@ def simulate(
                 "--sites",
                 str(sites),
                 "--engine",
-                Engine.flower if by_flower else Engine.local,
+                "flower" if by_flower else "local",
             ]
             options += ["--parallel", str(parallel)] if parallel else []
             options += ["--gpus", f"{gpus:g}"] if gpus else []

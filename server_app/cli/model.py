@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -242,24 +241,14 @@ def _result(folder: Path, kind: str) -> dict[str, Any]:
     return content
 
 
-class Format(StrEnum):
-    """What is written."""
-
-    fedsurrogate = "fedsurrogate"
-    onnx = "onnx"
-    card = "card"
-
-
-ENDINGS = {
-    Format.fedsurrogate: ".fedsurrogate",
-    Format.onnx: ".onnx",
-    Format.card: ".md",
-}
+ENDINGS = {"fedsurrogate": ".fedsurrogate", "onnx": ".onnx", "card": ".md"}
 
 
 def export(
     run: RunArgument,
-    format_: Annotated[Format, typer.Option("--format")] = Format.fedsurrogate,
+    format_: Annotated[
+        Literal["fedsurrogate", "onnx", "card"], typer.Option("--format")
+    ] = "fedsurrogate",
     out: Path | None = None,
     weights_path: str = "",
     key: Path | None = None,
@@ -279,18 +268,18 @@ def export(
     from ..export.graph import signed_model_of
 
     model = signed_model_of(run, key)
-    note(key, "export", {"run": run.name, "model": model.manifest.name, "format": format_.value})
+    note(key, "export", {"run": run.name, "model": model.manifest.name, "format": format_})
     # The suffix is not taken with `with_suffix`, which would cut a name at its last dot.
     file = out if out is not None else run / f"{model.manifest.name}{ENDINGS[format_]}"
     if not file.expanduser().absolute().parent.is_dir():
         raise ConfigError(
             f"--out {str(file)!r}: there is no folder {str(file.parent)!r}; create it first"
         )
-    if format_ is Format.fedsurrogate:
+    if format_ == "fedsurrogate":
         from fedsurrogate.common.signed_models.signed_model import save_signed_model
 
         file.write_bytes(save_signed_model(model))
-    elif format_ is Format.card:
+    elif format_ == "card":
         from ..export.model_card import model_card
 
         file.write_text(model_card(model, run), encoding="utf-8")

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -30,16 +29,9 @@ if TYPE_CHECKING:
 SHOWN_RUNS = 20
 
 
-class Destination(StrEnum):
-    """Where runs are logged."""
-
-    mlflow = "mlflow"
-    prometheus = "prometheus"
-
-
 def log(
     what: Annotated[Path, typer.Argument(metavar="RUNS", autocompletion=complete_runs)],
-    to: Annotated[Destination, typer.Option()],
+    to: Annotated[Literal["mlflow", "prometheus"], typer.Option()],
     store: str = "file:mlruns",
     experiment: str = "fedsurrogate",
     listen: command_line.Listen = command_line.LISTEN,
@@ -67,7 +59,7 @@ def log(
         experiment: Name of the experiment in MLflow.
         superlink: The SuperLink's Control API, for connected sites and waiting runs; empty: none.
     """
-    if to is Destination.mlflow:
+    if to == "mlflow":
         from ..monitoring.mlflow_runs import Place, log_to_mlflow
 
         for run in log_to_mlflow(what, Place(store, experiment)):

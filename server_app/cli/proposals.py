@@ -4,9 +4,8 @@ and other people sign it.
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import click
 import typer
@@ -40,19 +39,11 @@ Purpose = Annotated[str, typer.Option(help="With --propose: what it is for, in w
 BUDGET = ("epsilon", "delta", "secure_aggregation")
 
 
-class What(StrEnum):
-    """What is proposed."""
-
-    run = "run"
-    register = "register"
-    unregister = "unregister"
-
-
 def propose(
     out: Annotated[Path, typer.Argument(metavar="FILE")],
     purpose: Annotated[str, typer.Option()],
     run_config: RunSettings = None,
-    what: What = What.run,
+    what: Literal["run", "register", "unregister"] = "run",
     folder: Path | None = None,
     site: str = "",
     days: Annotated[int, typer.Option(min=1, max=3650)] = 30,
@@ -73,14 +64,14 @@ def propose(
 
     from ..runs.presets import typed_settings
 
-    if what == What.run:
+    if what == "run":
         given = typed_settings(run_config)
         content: Mapping[str, Scalar] = {k: v for k, v in given.items() if k != "approval"}
     else:
-        content = keys_of(folder, site if what == What.unregister else None)
+        content = keys_of(folder, site if what == "unregister" else None)
         if not content:
             raise ConfigError(f"all keys in {folder} are registered already")
-    write_proposal(out, what.value, content, purpose, days)
+    write_proposal(out, what, content, purpose, days)
 
 
 def write_proposal(

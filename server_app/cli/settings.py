@@ -5,9 +5,8 @@ what it can begin with.
 from __future__ import annotations
 
 import json
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -65,14 +64,8 @@ def _show_preset(name: str) -> None:
     typer.echo(" ".join(f"{key}={json.dumps(value)}" for key, value in settings.items()))
 
 
-class Sample(StrEnum):
-    """What can be made."""
-
-    xrays = "xrays"
-
-
 def sample_data(
-    kind: Sample,
+    kind: Literal["xrays"],
     out: Annotated[Path | None, typer.Option(show_default="the name of what is made")] = None,
     hospitals: Annotated[int, typer.Option(min=1, max=50)] = 4,
     images: Annotated[int, typer.Option(min=10, max=100_000)] = 400,
@@ -98,7 +91,7 @@ def sample_data(
     """
     from ..sample_data import write_xrays
 
-    folder = out or Path(kind.value)
+    folder = out or Path(kind)
     names = write_xrays(folder, hospitals, images, seed, size)
     console.print(f"drawn: {hospitals * images} pictures of {', '.join(names)}")
     console.print(f"all hospitals   {folder / 'hospitals'}")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -30,6 +30,7 @@ from fedsurrogate.common.surrogates.surrogates import (
 from ..base.outcome import Defended, Effect, Suspect
 from ..pooling.site_weights import (
     FEWEST_SITES,
+    below_one,
     coordinate_median,
     median_weights,
     scaled,
@@ -253,7 +254,7 @@ def bounded_updates(
         replace(each, tensors=own | more)
         for each, own, more in zip(updates, model.points, controls.points, strict=True)
     ]
-    return kept, _below_one(updates, map(min, model.kept, controls.kept))
+    return kept, below_one(updates, map(min, model.kept, controls.kept))
 
 
 def bounded_heads(heads: Sequence[Parameters]) -> tuple[list[Parameters], dict[str, float]]:
@@ -315,7 +316,7 @@ def bounded_heads(heads: Sequence[Parameters]) -> tuple[list[Parameters], dict[s
         )
         for head, own, share in zip(heads, rows, short, strict=True)
     ]
-    return bound, _below_one(heads, map(min, near, short))
+    return bound, below_one(heads, map(min, near, short))
 
 
 def _towards_the_centre(apart: Sequence[Tensor]) -> list[Tensor]:
@@ -373,11 +374,7 @@ def bounded_images(sets: Sequence[Synthetic]) -> tuple[list[Synthetic], dict[str
         replace(each, values=each.values * share[:, None].to(each.values))
         for each, share in zip(sets, shares, strict=True)
     ]
-    return kept, _below_one(sets, (float(share.min()) for share in shares))
-
-
-def _below_one(sent: Sequence[Parameters | Synthetic], kept: Iterable[float]) -> dict[str, float]:
-    return {each.header.site: share for each, share in zip(sent, kept, strict=True) if share < 1}
+    return kept, below_one(sets, (float(share.min()) for share in shares))
 
 
 # Allowed distance from the others' geometric median, as a multiple of the median distance; the same of
@@ -713,5 +710,4 @@ def caps(
         noise: as there.
     """
     shares = shares_kept(counts, max_share, power, noise)
-    names = [each.header.site for each in sent]
-    return shares, {site: share for site, share in zip(names, shares, strict=True) if share < 1}
+    return shares, below_one(sent, shares)

@@ -6,7 +6,7 @@ what no records can have.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from fedsurrogate.common.errors import FedSurrogateError, SurrogateError
-from fedsurrogate.common.models.parameters import Tensors
 from fedsurrogate.common.surrogates.class_sums import FALSE_ALARM, unfold
 from fedsurrogate.common.surrogates.class_sums import TABLE_TOLERANCE as TOLERANCE
 from fedsurrogate.common.targets.target import (
@@ -629,18 +628,3 @@ def _trace(matrix: Tensor, fault: Fault) -> float:
     if trace < 0 or torch.linalg.cholesky_ex(matrix)[1]:
         raise fault("second moments that no records have: the matrix has a negative eigenvalue")
     return float(trace)
-
-
-def added(replies: Sequence[Tensors], shares: Sequence[float]) -> dict[str, Tensor]:
-    """Sums of tensors by name, float64.
-
-    Args:
-        replies: of the same names and shapes.
-        shares: factor of each.
-    """
-    # One after the other: ten thousand second moments in double precision are too many.
-    total = {name: torch.zeros_like(each).double() for name, each in replies[0].items()}
-    for reply, share in zip(replies, shares, strict=True):
-        for name, tensor in reply.items():
-            total[name] += share * tensor.double()
-    return total
