@@ -477,7 +477,7 @@ def learn_from_sum(total: Total, run: Run) -> Learned:
             "a model that is no linear head cannot be used after the public map of secure aggregation"
         )
     mapped = total.mapped(model, run.public_frame(total.dimension))
-    return Learned(on_clipped(mapped, total.claim), Defended([]), facts=facts)
+    return Learned(on_clipped(mapped, run.mechanism), Defended([]), facts=facts)
 
 
 def on_clipped(model: Classifier, claim: Mechanism | None) -> Classifier:

@@ -44,6 +44,7 @@ from .sums import (
     check_capped,
     check_cells,
     check_exact,
+    check_finite,
     check_labels,
     check_noisy,
     check_numbers,
