@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedsurrogate.common.errors import ConfigError, RunError
+from fedsurrogate.common.files import read_json
 from fedsurrogate.common.image_histograms import HISTOGRAMS
 from fedsurrogate.common.models.classifiers import target_of_model
 from fedsurrogate.common.models.devices import pick_device
@@ -25,6 +26,7 @@ from fedsurrogate.common.settings.heads import FEWEST_MAPPED
 from fedsurrogate.common.signed_models.signed_model import (
     SUFFIX,
     feature_settings,
+    is_simulated,
     read_signed_model,
     settings_of_run,
 )
@@ -38,7 +40,7 @@ from fedsurrogate.strategies.counting.strategy import payload_of, read_model
 from fedsurrogate.strategies.fedpft.private_head import learn_from_sums
 
 from .runs.reader import read_payloads
-from .runs.state import as_number, at, read_json
+from .runs.state import as_number, at
 
 EPSILONS, DELTA = (1.0, 2.0, 4.0), 1e-5
 # Draws of the noise; records in the pool of features, and at most at one site.
@@ -298,7 +300,7 @@ def evaluation_settings(source: Path, privacy: CountingBudget) -> tuple[dict[str
         file = signed if signed.is_file() else source / "model.safetensors"
         config = settings_of_run(source)
         features = feature_settings(config.settings, config.power, config.target)
-        if read_json(source, "manifest.json").get("simulated") is True:
+        if is_simulated(source):
             kept = config.settings.model_dump(by_alias=True, mode="json")
             more = {
                 key: ",".join(kept[key]) if isinstance(kept[key], list) else kept[key]
