@@ -281,18 +281,7 @@ class NoisySums:
             name: (sigma * bounds[name], bounds[name])
             for name, (sigma, _) in _noise_of(shares, each).items()
         }
-        event = GaussianEvent(multiplier)
-        return Mechanism(
-            self.name,
-            self.epsilon,
-            self.delta,
-            "record",
-            multiplier,
-            self.clip,
-            noise,
-            "",
-            Releases(event, event),
-        )
+        return _released_once(self, multiplier, noise)
 
 
 @dataclass(frozen=True)
@@ -332,18 +321,7 @@ class TheoremNoise:
                 f"epsilon = {epsilon:g}: the noise of theorem-4.1 keeps only epsilon {true:.4g} at "
                 f"delta {delta:g}; set a smaller epsilon, or use fedpft.privacy = 'sums'"
             )
-        event = GaussianEvent(multiplier)
-        return Mechanism(
-            self.name,
-            epsilon,
-            delta,
-            "record",
-            multiplier,
-            self.clip,
-            {},
-            "",
-            Releases(event, event),
-        )
+        return _released_once(self, multiplier, {})
 
 
 @dataclass(frozen=True)
@@ -434,6 +412,16 @@ class NoisyRounds:
             else:
                 high = middle
         return low
+
+
+def _released_once(
+    recipe: NoisySums | TheoremNoise, multiplier: float, noise: Mapping[str, tuple[float, float]]
+) -> Mechanism:
+    event, budget = GaussianEvent(multiplier), (recipe.epsilon, recipe.delta)
+    releases = Releases(event, event)
+    return Mechanism(
+        recipe.name, *budget, "record", multiplier, recipe.clip, noise, releases=releases
+    )
 
 
 def _noise_of(shares: Mapping[str, float], multiplier: float) -> dict[str, tuple[float, float]]:

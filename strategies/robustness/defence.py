@@ -160,20 +160,9 @@ LONGEST = 3.0
 TAIL = 6.0
 
 
-@dataclass(frozen=True)
-class Bounded:
-    """Points within the bound.
-
-    Attributes:
-        points: the tensors of every site.
-        kept: of every site, the share of its distance from the centre that is kept, in (0, 1].
-    """
-
-    points: list[dict[str, Tensor]]
-    kept: list[float]
-
-
-def bounded(points: Sequence[Mapping[str, Tensor]], noise: float = 0.0) -> Bounded:
+def bounded(
+    points: Sequence[Mapping[str, Tensor]], noise: float = 0.0
+) -> tuple[list[dict[str, Tensor]], list[float]]:
     """Points whose distance from their coordinate median is at most TIMES the median distance.
 
     Args:
@@ -183,10 +172,11 @@ def bounded(points: Sequence[Mapping[str, Tensor]], noise: float = 0.0) -> Bound
             beyond noise may be multiplied: all honest updates have about the same length of noise.
 
     Returns:
-        The points, in their order. A function of what the sites sent and of public numbers alone.
+        The points, in their order, and the share of its distance from the centre that each keeps, in
+        (0, 1]: functions of what the sites sent and of public numbers alone.
     """
     if len(points) < FEWEST_SITES:
-        return Bounded([dict(each) for each in points], [1.0] * len(points))
+        return [dict(each) for each in points], [1.0] * len(points)
     votes, centres = torch.ones(len(points)), dict[str, Tensor]()
     squares = torch.zeros(len(points), dtype=torch.float64)
     # One tensor after the other: all at once, in double precision, would be twice the updates.
@@ -198,18 +188,16 @@ def bounded(points: Sequence[Mapping[str, Tensor]], noise: float = 0.0) -> Bound
     distances = squares.sqrt().tolist()
     limit = limit_of(distances, noise * (math.sqrt(numbers) + TAIL))
     kept = shares_within(limit, distances)
-    return Bounded(
-        [
-            {
-                name: (centre + share * (each[name].double() - centre)).to(each[name].dtype)
-                for name, centre in centres.items()
-            }
-            if share < 1
-            else dict(each)
-            for each, share in zip(points, kept, strict=True)
-        ],
-        kept,
-    )
+    inside = [
+        {
+            name: (centre + share * (each[name].double() - centre)).to(each[name].dtype)
+            for name, centre in centres.items()
+        }
+        if share < 1
+        else dict(each)
+        for each, share in zip(points, kept, strict=True)
+    ]
+    return inside, kept
 
 
 def limit_of(lengths: Sequence[float], noise: float = 0.0) -> float:
@@ -249,12 +237,12 @@ def bounded_updates(
         ]
         for control in (False, True)
     ]
-    model, controls = (bounded(part, noise) for part in parts)
+    (model, of_model), (controls, of_controls) = (bounded(part, noise) for part in parts)
     kept = [
         replace(each, tensors=own | more)
-        for each, own, more in zip(updates, model.points, controls.points, strict=True)
+        for each, own, more in zip(updates, model, controls, strict=True)
     ]
-    return kept, below_one(updates, map(min, model.kept, controls.kept))
+    return kept, below_one(updates, map(min, of_model, of_controls))
 
 
 def bounded_heads(heads: Sequence[Parameters]) -> tuple[list[Parameters], dict[str, float]]:
