@@ -107,8 +107,8 @@ def simulate(
         try:
             with interruptible():
                 if by_flower:
-                    from ..deployment.simulate import Machine
-                    from ..deployment.simulate import simulate as start
+                    from ..deployment.submit import Machine
+                    from ..deployment.submit import simulate as start
 
                     folder = start(sites, settings, Machine(parallel, gpus), show)
                 else:
