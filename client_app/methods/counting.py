@@ -316,7 +316,7 @@ def count_cells(how: CountedTarget, values: Tensor, weights: Tensor) -> IntegerS
         The sum over records, in the order of `CountedTarget.rows`.
     """
     total = ExactSum((len(how.rows),), how.bound, most=1.0)
-    sizes = torch.tensor([len(question.cells) for question in how.questions])
+    sizes = torch.tensor([len(each) for each in how.questions.values()])
     total.add_cells(how.cells(values) + sizes.cumsum(0) - sizes, weights)
     return total.total
 
@@ -333,7 +333,7 @@ def large_cells(how: CountedTarget, counts: Tensor, least: int) -> Tensor:
         least: the smallest cell.
     """
     if len(how.questions) > 1:
-        return large_questions(counts, [len(each.cells) for each in how.questions], least)
+        return large_questions(counts, [len(each) for each in how.questions.values()], least)
     return counts * (counts >= least)
 
 

@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Protocol
 
 from ..errors import ConfigError, SurrogateError
 from .accounting import (
@@ -222,21 +221,6 @@ def relation_of(mechanism: str, units: Collection[str]) -> str:
     )
 
 
-class MechanismRecipe(Protocol):
-    """The recipe of a mechanism."""
-
-    @property
-    def name(self) -> str:
-        """Of the mechanism."""
-
-    def mechanism(self) -> Mechanism:
-        """The mechanism for records.
-
-        Raises:
-            ConfigError: for a budget that its noise cannot keep.
-        """
-
-
 Shares = Mapping[str, float] | Callable[[float], Mapping[str, float]]
 
 
@@ -412,6 +396,10 @@ class NoisyRounds:
             else:
                 high = middle
         return low
+
+
+# A recipe of a mechanism. What it raises is a ConfigError, for a budget that its noise cannot keep.
+MechanismRecipe = NoisySums | TheoremNoise | NoisyRounds
 
 
 def _released_once(

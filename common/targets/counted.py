@@ -32,17 +32,8 @@ THIRD = 0.4307272992954576
 THIRDS = ("low risk", "middle risk", "high risk")
 
 
-@dataclass(frozen=True)
-class Question:
-    """What a survey counts: a record is in one cell of each question.
-
-    Attributes:
-        name: of the question.
-        cells: their names.
-    """
-
-    name: str
-    cells: tuple[str, ...]
+# Names of the cells of what a survey counts, by what they ask: a record is in one cell of each.
+Questions = dict[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
@@ -67,7 +58,7 @@ class CountedTarget(ABC):
 
     @property
     @abstractmethod
-    def questions(self) -> tuple[Question, ...]:
+    def questions(self) -> Questions:
         """What a survey counts, Q questions."""
 
     @abstractmethod
@@ -109,7 +100,7 @@ class CountedTarget(ABC):
     @property
     def rows(self) -> tuple[str, ...]:
         """Names of all cells of a survey."""
-        return tuple(f"{each.name}: {cell}" for each in self.questions for cell in each.cells)
+        return tuple(f"{name}: {cell}" for name, own in self.questions.items() for cell in own)
 
     @property
     def bound(self) -> float:
@@ -125,10 +116,9 @@ class CountedLabels(CountedTarget):
     bins: int
 
     @property
-    def questions(self) -> tuple[Question, ...]:
+    def questions(self) -> Questions:
         """One a label."""
-        cells = ("present", "absent", "not annotated")
-        return tuple(Question(name, cells) for name in self.target.columns)
+        return dict.fromkeys(self.target.columns, ("present", "absent", "not annotated"))
 
     def cells(self, values: Tensor) -> Tensor:
         """(n, L)."""
@@ -172,14 +162,12 @@ class CountedNumbers(CountedTarget):
     largest: float = 1.0
 
     @property
-    def questions(self) -> tuple[Question, ...]:
+    def questions(self) -> Questions:
         """One a number, with bins of equal width; the outer ones hold all beyond."""
-        found = []
-        for name, (low, high) in zip(self.target.columns, self.target.ranges, strict=True):
-            spans = pairwise(self._edges(low, high))
-            cells = tuple(f"{a:.6g} to {b:.6g}" for a, b in spans)
-            found.append(Question(name, cells))
-        return tuple(found)
+        return {
+            name: tuple(f"{a:.6g} to {b:.6g}" for a, b in pairwise(self._edges(*ends)))
+            for name, ends in zip(self.target.columns, self.target.ranges, strict=True)
+        }
 
     def cells(self, values: Tensor) -> Tensor:
         """(n, r). A value on an edge is in the bin that begins there."""
@@ -240,9 +228,9 @@ class CountedTimes(CountedTarget):
     target: Time
 
     @property
-    def questions(self) -> tuple[Question, ...]:
+    def questions(self) -> Questions:
         """One: the cell."""
-        return (Question("time", self.target.rows),)
+        return {"time": self.target.rows}
 
     def cells(self, values: Tensor) -> Tensor:
         """(n, 1)."""
