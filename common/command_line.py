@@ -11,7 +11,6 @@ import atexit
 import errno
 import gc
 import os
-import re
 import signal
 import sys
 import threading
@@ -28,7 +27,7 @@ from rich.segment import Segment
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 from .errors import ConfigError, FedSurrogateError
-from .escapes import for_terminal
+from .escapes import documented, for_terminal
 from .renamed import gone
 from .version import NAME, own_version
 
@@ -192,11 +191,10 @@ class _Command(_Shared, TyperCommand):
     def __init__(
         self, name: str | None, *, help: str | None, params: list[click.Parameter], **more: Any
     ) -> None:
-        text, _, listed = (help or "").partition("\n\nArgs:\n")
-        texts = dict(re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", listed, re.MULTILINE))
+        text, texts = documented(help or "", "Args")
         for each in params:
             if isinstance(each, TyperArgument | TyperOption) and each.name in texts:
-                each.help = " ".join(texts[each.name].split())
+                each.help = texts[each.name]
         super().__init__(name, help=text, params=params, **more)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -301,8 +299,6 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 def wait_for_interrupt() -> None:
     """Return after Ctrl-C or SIGTERM."""
-    import threading
-
     over = threading.Event()
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, lambda *_: over.set())

@@ -4,16 +4,14 @@ registry: for help and documentation.
 
 from __future__ import annotations
 
-import ast
 import difflib
 import inspect
 import json
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import groupby, pairwise
+from itertools import groupby
 from typing import Any, TypeVar, get_args
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -22,6 +20,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Column, Table
 
 from .errors import ConfigError
+from .escapes import documented
 from .methods import FEDPFT_CHAIN, METHODS, method_named
 from .methods.counting import KINDS_OF_COUNTS
 from .methods.method import Method, Plan
@@ -152,7 +151,7 @@ def _describe(section: str, model: type[Section]) -> Iterator[Description]:
         default = ",".join(field.default) if isinstance(field.default, tuple) else field.default
         yield Description(
             key=f"{section}.{kebab(name)}" if section else kebab(name),
-            text=field.description or _text_below(model, name),
+            text=field.description or _texts(model)[name],
             kind=KINDS.get(type(field.default), ""),
             default=default,
             range=_range(field),
@@ -163,24 +162,11 @@ def _describe(section: str, model: type[Section]) -> Iterator[Description]:
         yield from _describe(name, each)
 
 
-def _text_below(model: type[Section], name: str) -> str:
-    keys = ((each.__module__, f"{each.__name__}.{name}") for each in model.__mro__)
-    return next(texts[key] for module, key in keys if key in (texts := _texts_of(module)))
-
-
 @cache
-def _texts_of(module: str) -> dict[str, str]:
-    """The text below each field of a module's classes, by class and field. It is read from the source
-    only for help: pydantic would do so whenever a process starts.
-    """
-    classes = ast.parse(inspect.getsource(sys.modules[module])).body
-    return {
-        f"{each.name}.{ast.unparse(field.target)}": " ".join(ast.literal_eval(text.value).split())
-        for each in classes
-        if isinstance(each, ast.ClassDef)
-        for field, text in pairwise(each.body)
-        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
-    }
+def _texts(model: type[Section]) -> dict[str, str]:
+    """The text of each field, from the docstrings of the model and of those that it extends."""
+    docs = [inspect.cleandoc(each.__doc__ or "") for each in reversed(model.__mro__)]
+    return {name: text for doc in docs for name, text in documented(doc, "Attributes")[1].items()}
 
 
 def _methods(section: str, name: str, field: FieldInfo) -> Iterable[str]:
