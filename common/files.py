@@ -15,10 +15,10 @@ from typing import Any
 
 from .errors import RunError
 
+# Mode of files that only the account that runs the program may read.
 OWNER_ONLY = 0o600
-"""Mode of files that only the account that runs the program may read."""
+# Mode of files that others may read, as far as the process's umask lets them.
 READABLE = 0o666
-"""Mode of files that others may read, as far as the process's umask lets them."""
 
 _lock, _umasks = Lock(), list[int]()
 

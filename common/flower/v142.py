@@ -108,10 +108,10 @@ def answer_for_ended_tasks() -> None:
     v134_fleet.answer_for_ended_tasks(apologise)
 
 
+# Variable with which the SuperLink also speaks gRPC with SuperNodes.
 GRPC_FLEET = "FLWR_INTERNAL_GRPC_FLEET_API"
-"""Variable with which the SuperLink also speaks gRPC with SuperNodes."""
+# Variable with which it would also hear commands over gRPC, at a port.
 GRPC_CONTROL = "FLWR_INTERNAL_GRPC_CONTROL_API"
-"""Variable with which it would also hear commands over gRPC, at a port."""
 
 
 class Processes142(v134.Processes134):

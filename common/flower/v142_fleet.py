@@ -285,10 +285,10 @@ async def answer(send: Call, status: int, text: str) -> None:
     await send({"type": "http.response.body", "body": json.dumps(said).encode()})
 
 
+# Bytes of the headers of a request, which come before any check.
 HEADERS = 2**14
-"""Bytes of the headers of a request, which come before any check."""
+# Seconds for which a connection stays open between two requests.
 IDLE = 60
-"""Seconds for which a connection stays open between two requests."""
 
 
 def open_socket(address: str) -> socket.socket:
@@ -419,8 +419,8 @@ def in_background(uvicorn: Any, app: Call, place: socket.socket, named: dict[str
     return server
 
 
+# Seconds between two attempts to reach a SuperLink that starts.
 AGAIN = 0.3
-"""Seconds between two attempts to reach a SuperLink that starts."""
 
 
 class Link142(Link134):
