@@ -32,6 +32,8 @@ from .renamed import gone
 from .version import NAME, own_version
 
 if TYPE_CHECKING:
+    from rich.table import Column
+
     from .run import Run
 
 
@@ -309,6 +311,25 @@ def wait_for_interrupt() -> None:
 def stderr_console() -> Console:
     """The console for progress, warnings and errors, so that stdout contains only the result."""
     return SafeConsole(stderr=True)
+
+
+def print_table(
+    columns: Iterable[str | Column], rows: Iterable[Iterable[str]], **options: Any
+) -> None:
+    """Print a table on stdout, whose cells are folded, not cut.
+
+    Args:
+        columns: names, or columns that are shown in another way.
+        rows: of texts.
+        options: of the table.
+    """
+    from rich.table import Column, Table
+
+    shown = (Column(each, overflow="fold") if isinstance(each, str) else each for each in columns)
+    table = Table(*shown, **options)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
 
 
 def print_error(text: str) -> None:

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from fedsurrogate.common.command_line import Json, console, stderr_console
+from fedsurrogate.common.command_line import Json, console, print_table, stderr_console
 
 from ..deployment import SERVER_DAYS
 from .control import Authority, Control, register
@@ -50,7 +50,7 @@ def certs(
     """
     import datetime
 
-    from rich.table import Column, Table
+    from rich.table import Column
 
     from ..deployment.audit_log import note
     from ..deployment.certificates import credentials, drop_site_keys, issue
@@ -81,24 +81,13 @@ def certs(
         ]
         print(json.dumps(rows, indent=2))
     else:
-        table = Table(
-            "",
-            "for",
-            "file",
-            Column("valid until", no_wrap=True),
-            Column(no_wrap=True),
-            title=str(folder),
-        )
-        for credential, state in states:
-            until = f"{credential.expires:%Y-%m-%d}" if credential.expires else ""
-            table.add_row(
-                credential.kind,
-                credential.name,
-                str(credential.file.relative_to(folder)),
-                until,
-                state,
-            )
-        console.print(table)
+        shown = []
+        for each, state in states:
+            until = f"{each.expires:%Y-%m-%d}" if each.expires else ""
+            file = str(each.file.relative_to(folder))
+            shown.append((each.kind, each.name, file, until, state))
+        until, unnamed = Column("valid until", no_wrap=True), Column(no_wrap=True)
+        print_table(("", "for", "file", until, unnamed), shown, title=str(folder))
         for credential, state in states:
             if state != "ok":
                 remedy = REMEDIES[credential.kind].format(folder=folder, name=credential.name)
@@ -304,8 +293,6 @@ def audit_log(
     """
     import json
 
-    from rich.table import Table
-
     from fedsurrogate.common.errors import ConfigError, RunError
     from fedsurrogate.common.escapes import for_terminal
 
@@ -315,7 +302,7 @@ def audit_log(
     if file is None:
         raise ConfigError(f"name the folder of `coordinator sites certs`, or set {VARIABLE}")
     last, held, number, time, earlier = "", False, 0, "", list[str]()
-    table = Table("", "when (UTC)", "who", "what", "facts")
+    rows = []
     for entry, last in entries(file):
         number += 1
         held = held or (bool(holds) and last == holds.strip().lower())
@@ -333,7 +320,7 @@ def audit_log(
             entry["action"],
             facts,
         )
-        table.add_row(*map(for_terminal, row))
+        rows.append(map(for_terminal, row))
     if holds and not held:
         raise RunError(
             f"{file}: no line has the digest {holds[:16]}...; lines were cut off, or it is of "
@@ -347,5 +334,5 @@ def audit_log(
     if as_json:
         return
     if not verify:
-        console.print(table)
+        print_table(("", "when (UTC)", "who", "what", "facts"), rows)
     console.print(f"{number} entries, whole; note the last digest elsewhere, for --holds: {last}")

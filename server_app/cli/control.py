@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fedsurrogate.common.command_line import Json, console, stderr_console
+from fedsurrogate.common.command_line import Json, console, print_table, stderr_console
 from fedsurrogate.common.errors import ConfigError
 
 from .options import MetricsAsJson, RunSettings, complete_runs
@@ -292,24 +292,19 @@ def run(
 
 def _show_check(events: Sequence[dict[str, Any]], problem: str = "") -> None:
     """Show which sites could take part; exit with 1 if one could not."""
-    from rich.table import Column, Table
-
     found: dict[str, dict[str, Any]] = {}
     for event in events:
         if event["event"] in CHECKED and "site" in event:
             found.setdefault(event["site"], {}).update(event)
-    table = Table(
-        "site", "version", Column("backbone", overflow="fold"), "classes",
-        Column("could take part", overflow="fold"),
-    )  # fmt: skip
+    rows = []
     for site, facts in sorted(found.items()):
         backbone = f"{facts['fingerprint']}, {facts['dimension']}" if "dimension" in facts else ""
         classes = str(facts.get("classes") or "")
         why = facts.get("reason") or (
             "yes" if facts["event"] == "identified" else "it did not reply"
         )
-        table.add_row(site, facts.get("version", ""), backbone, classes, why)
-    console.print(table)
+        rows.append((site, facts.get("version", ""), backbone, classes, why))
+    print_table(("site", "version", "backbone", "classes", "could take part"), rows)
     if problem:
         console.print(problem)
     if problem or any(facts["event"] != "identified" for facts in found.values()):
@@ -378,8 +373,6 @@ def runs(
     Args:
         newest: Number of runs to list, newest first.
     """
-    from rich.table import Column, Table
-
     from fedsurrogate.common.escapes import human_seconds
 
     from ..control_api import overview
@@ -393,18 +386,14 @@ def runs(
     if as_json:
         print(json.dumps([asdict(row) for row in rows], indent=2))
         return
-    table = Table(
-        Column("run", overflow="fold"),
-        Column("Flower's number", overflow="fold"),
-        "state",
-        "done",
-        "sites",
-        "began",
+    began = ("" if row.age is None else f"{human_seconds(row.age)} ago" for row in rows)
+    print_table(
+        ("run", "Flower's number", "state", "done", "sites", "began"),
+        (
+            (r.name, r.id, r.state, r.progress, r.sites, ago)
+            for r, ago in zip(rows, began, strict=True)
+        ),
     )
-    for row in rows:
-        began = "" if row.age is None else f"{human_seconds(row.age)} ago"
-        table.add_row(row.name, row.id, row.state, row.progress, row.sites, began)
-    console.print(table)
 
 
 def watch(
@@ -505,8 +494,6 @@ def sites(
         folder: The folder of certificates and keys, for their names; in the folder of `coordinator
             init` its own.
     """
-    from rich.table import Column, Table
-
     from ..control_api import NEWEST, known_sites
     from ..deployment.federation import certificates_here
     from ..lifecycle.ends import complete_killed
@@ -518,18 +505,8 @@ def sites(
     if as_json:
         print(json.dumps([row.facts() for row in rows], indent=2))
     else:
-        table = Table(
-            "site",
-            "key",
-            "state",
-            "since",
-            "last seen",
-            "version",
-            Column("last run", overflow="fold"),
-        )
-        for row in rows:
-            table.add_row(*_cells(row))
-        console.print(table)
+        columns = ("site", "key", "state", "since", "last seen", "version", "last run")
+        print_table(columns, map(_cells, rows))
     if folder is None and any(row.key and row.nameless for row in rows):
         stderr_console().print(
             "a key without a name: `coordinator sites list FOLDER` with the folder of `coordinator sites certs` "

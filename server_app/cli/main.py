@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fedsurrogate.common.command_line import Json, console, new_app, run_command, stderr_console
+from fedsurrogate.common.command_line import (
+    Json,
+    console,
+    new_app,
+    print_table,
+    run_command,
+    stderr_console,
+)
 from fedsurrogate.common.errors import ConfigError
 
 from .certs import accept, audit_log, certs, init, kit
@@ -27,8 +34,6 @@ from .proposals import approve, approver, propose
 from .settings import sample_data, settings
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from fedsurrogate.common.models.classifiers import Classifier
 
 # Unix time at which this program was started, up to the import of its first modules.
@@ -159,7 +164,7 @@ def _print_result(folder: Path, metrics: dict[str, Any]) -> None:
     from ..report.tables import warnings_of
     from ..runs.reader import read_run
 
-    console.print(result_table(metrics))
+    _print_result(metrics)
     run = read_run(folder)
     if found := recorded_quality(run):
         console.print(sentence_of(found))
@@ -189,8 +194,6 @@ def plan(
         dpia: Print fields of a data protection impact assessment and of the AI Act instead.
     """
     from dataclasses import asdict
-
-    from rich.table import Column, Table
 
     from fedsurrogate.common.costs import check_payload, find_dimension
     from fedsurrogate.common.escapes import human_bytes
@@ -227,25 +230,13 @@ def plan(
         typer.echo(json.dumps([asdict(row) for row in rows], indent=2))
         return
     private = rows[0].epsilon is not None
-    table = Table(
-        Column("a site", overflow="fold"),
-        "up",
-        "down",
-        "rounds",
-        "messages",
-        *(["epsilon", "delta"] * private),
-    )
+    columns = ["a site", "up", "down", "rounds", "messages", *(["epsilon", "delta"] * private)]
+    cells = []
     for row in rows:
         budget = [f"{number:g}" if number else "none" for number in (row.epsilon, row.delta)]
-        cells = (
-            row.name,
-            human_bytes(row.up),
-            human_bytes(row.down),
-            str(row.rounds),
-            str(row.messages),
-        )
-        table.add_row(*cells, *(budget * private))
-    console.print(table)
+        sizes = (row.name, human_bytes(row.up), human_bytes(row.down))
+        cells.append((*sizes, str(row.rounds), str(row.messages), *(budget * private)))
+    print_table(columns, cells)
     for line in [
         *without_effect(config.method, config.settings.flat()),
         *config.gaps(),
@@ -324,7 +315,7 @@ def _print_scores(run: Path, head: Classifier) -> None:
     if found is None:
         return
     if found.metric_values:
-        console.print(_measured({"all": found.metric_values}, f"{found.tested} test records"))
+        _print_measured({"all": found.metric_values}, f"{found.tested} test records")
         return
     console.print(
         f"accuracy {found.accuracy:.2%} on {found.tested} test records of these classes; the run's "
@@ -332,10 +323,8 @@ def _print_scores(run: Path, head: Classifier) -> None:
     )
 
 
-def result_table(metrics: dict[str, Any]) -> Table:
-    """Table of the main results: accuracies and bytes."""
-    from rich.table import Table
-
+def _print_result(metrics: dict[str, Any]) -> None:
+    """Print a table of the main results: accuracies and bytes."""
     from fedsurrogate.common.escapes import human_bytes, human_seconds
     from fedsurrogate.common.methods import METHODS
 
@@ -357,33 +346,33 @@ def result_table(metrics: dict[str, Any]) -> Table:
     caption = f"at site: {what}, on the site's own test records" if accuracy["per_site"] else None
     tested = metrics.get("tested", {})
     if metric_values := metrics.get("metric_values"):
-        return _measured(metric_values, ", ".join((*facts, human_bytes(sent["up"]))))
-    table = Table("", "accuracy", "of", "uplink", title=", ".join(facts), caption=caption)
-    rows = [("this run", "model", sent["up"])]
-    rows += [(words, key, sent["compare"].get(key)) for key, words in BASELINES.items()]
-    for label, key, count in rows:
+        _print_measured(metric_values, ", ".join((*facts, human_bytes(sent["up"]))))
+        return
+    known, rows = [("this run", "model", sent["up"])], []
+    known += [(words, key, sent["compare"].get(key)) for key, words in BASELINES.items()]
+    for label, key, count in known:
         if key in accuracy:
-            table.add_row(label, f"{accuracy[key]:.2%}", "", human_bytes(count) if count else "")
+            rows.append((label, f"{accuracy[key]:.2%}", "", human_bytes(count) if count else ""))
     for site, share in sorted(
         accuracy["per_site"].items(), key=lambda item: natural_order(item[0])
     )[:20]:
         uplink = human_bytes(sent["up_per_site"].get(site, 0))
         of = f"{tested[site]:,} records" if site in tested else ""
-        table.add_row(f"at site {site}", f"{share:.2%}", of, uplink)
-    return table
+        rows.append((f"at site {site}", f"{share:.2%}", of, uplink))
+    columns = ("", "accuracy", "of", "uplink")
+    print_table(columns, rows, title=", ".join(facts), caption=caption)
 
 
-def _measured(metric_values: dict[str, Any], title: str) -> Table:
-    """Table of what a model answers, and how well."""
-    from rich.table import Table
-
+def _print_measured(metric_values: dict[str, Any], title: str) -> None:
+    """Print a table of what a model answers, and how well."""
     from fedsurrogate.common.targets.metrics import IN_WORDS, metric_text
 
     names = list(dict.fromkeys(name for own in metric_values["all"].values() for name in own))
-    table = Table("", *(IN_WORDS.get(name, name) for name in names), title=title)
-    for output, own in metric_values["all"].items():
-        table.add_row(output, *(metric_text(name, own.get(name)) for name in names))
-    return table
+    rows = (
+        (output, *(metric_text(name, own.get(name)) for name in names))
+        for output, own in metric_values["all"].items()
+    )
+    print_table(("", *(IN_WORDS.get(name, name) for name in names)), rows, title=title)
 
 
 for command in (

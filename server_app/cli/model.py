@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fedsurrogate.common.command_line import Json, console, stderr_console
+from fedsurrogate.common.command_line import Json, console, print_table, stderr_console
 from fedsurrogate.common.errors import ConfigError, RunError
 
 from . import proposals
@@ -207,15 +207,10 @@ def _run(settings: Mapping[str, Scalar], sites: int, control: str, authority: Pa
 
 def _print_counts(folder: Path) -> None:
     """Print the tables of a run that counted."""
-    from rich.table import Table
-
     from ..report.counts_view import counts_views
 
     for view in counts_views(folder):
-        table = Table(*view.columns)
-        for row in view.rows:
-            table.add_row(*row)
-        console.print(table)
+        print_table(view.columns, view.rows)
         for sentence in (view.title + ".", *view.words):
             console.print(sentence)
     _print_images(folder)

@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from fedsurrogate.common import command_line
-from fedsurrogate.common.command_line import console
+from fedsurrogate.common.command_line import console, print_table
 from fedsurrogate.common.errors import ConfigError
 
 from .options import RunSettings, complete_runs
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from fedsurrogate.common.metrics_page import Collector
     from fedsurrogate.common.settings.base import Scalar
 
@@ -165,7 +163,7 @@ def sweep(
     if as_json:
         typer.echo(json.dumps([trial.row() for trial in finished], indent=2))
     else:
-        console.print(_table(summaries))
+        _print_summaries(summaries)
         console.print(f"rows {file}" + (f"\nplot {picture}" if drawn else ""))
     if interrupted:
         progress.print(f"interrupted; --resume '{file}' goes on", style="yellow")
@@ -218,9 +216,7 @@ def parse_grid(texts: Sequence[str]) -> dict[str, list[Scalar]]:
     return grid
 
 
-def _table(summaries: Sequence[Any]) -> Table:
-    from rich.table import Table
-
+def _print_summaries(summaries: Sequence[Any]) -> None:
     from fedsurrogate.common.escapes import human_bytes
 
     from ..runs.scores import MAJORITY, SCORES
@@ -232,14 +228,14 @@ def _table(summaries: Sequence[Any]) -> Table:
     columns = [f"{SCORES[name]}, %" for name in scores or [first]]
     alone = [share for each in summaries if (share := each.means[MAJORITY]) is not None]
     caption = f"the majority baseline: {100 * max(alone):.1f} %" if alone else None
-    table = Table(*summaries[0].varied, *columns, "runs", "failed", "uplink", caption=caption)
+    rows = []
     for each in summaries:
         sent = "" if each.bytes is None else human_bytes(each.bytes)
         cells = [_percent(*each.spread(name)) for name in scores or [first]]
-        table.add_row(
-            *map(str, each.varied.values()), *cells, str(each.runs), str(each.failed), sent
-        )
-    return table
+        varied = map(str, each.varied.values())
+        rows.append((*varied, *cells, str(each.runs), str(each.failed), sent))
+    columns = [*summaries[0].varied, *columns, "runs", "failed", "uplink"]
+    print_table(columns, rows, caption=caption)
 
 
 def _percent(mean: float | None, deviation: float | None) -> str:
