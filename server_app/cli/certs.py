@@ -5,6 +5,7 @@ coordinator and sites trust each other, and the record of what was done.
 
 from __future__ import annotations
 
+import datetime
 import json
 import shlex
 import sys
@@ -14,6 +15,8 @@ from typing import Annotated
 import typer
 
 from fedsurrogate.common.command_line import Json, console, print_table, stderr_console
+from fedsurrogate.common.errors import ConfigError, RunError
+from fedsurrogate.common.escapes import for_rows, for_terminal
 
 from ..deployment import SERVER_DAYS
 from .control import Authority, Control, register
@@ -48,8 +51,6 @@ def certs(
         new_key: Make a new key for every --site, in place of its lost, stolen or revoked one.
         days: Days for which a new certificate of the coordinator is valid.
     """
-    import datetime
-
     from rich.table import Column
 
     from ..deployment.audit_log import note
@@ -219,7 +220,6 @@ def accept(
         out: The kit to write; default: SITE.tar.gz.
         days: Days for which the site's key is accepted.
     """
-    from fedsurrogate.common.escapes import for_rows
     from fedsurrogate.common.security.documents import in_groups
 
     from ..deployment.addresses import connect
@@ -291,11 +291,6 @@ def audit_log(
         holds: A digest noted earlier: fail if lines up to it were cut off.
         as_json: Print the lines as they are, for a collector.
     """
-    import json
-
-    from fedsurrogate.common.errors import ConfigError, RunError
-    from fedsurrogate.common.escapes import for_terminal
-
     from ..deployment.audit_log import VARIABLE, audit_file, entries
 
     file = audit_file(folder)

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from fedsurrogate.common.command_line import Json, console, print_table, stderr_console
-from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.errors import ConfigError, RunError
+from fedsurrogate.common.escapes import human_seconds
 
 from .options import MetricsAsJson, RunSettings, complete_runs
 from .proposals import ProposalFile, check_run_signed, keys_of, settings_of
@@ -229,7 +230,6 @@ def run(
     Args:
         check: Only show which sites could take part, and why others could not.
     """
-    from fedsurrogate.common.errors import RunError
     from fedsurrogate.common.flower.environment import is_loopback
     from fedsurrogate.common.help import without_effect
     from fedsurrogate.common.privacy.accounting import budget_warnings
@@ -373,8 +373,6 @@ def runs(
     Args:
         newest: Number of runs to list, newest first.
     """
-    from fedsurrogate.common.escapes import human_seconds
-
     from ..control_api import overview
     from ..lifecycle.ends import complete_killed
     from ..runs.reader import run_folders
@@ -518,7 +516,6 @@ def sites(
 
 
 def _cells(site: KnownSite) -> tuple[str, ...]:
-    from fedsurrogate.common.escapes import human_seconds
 
     now = datetime.now(UTC)
     since, seen = (

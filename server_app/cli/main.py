@@ -20,7 +20,8 @@ from fedsurrogate.common.command_line import (
     run_command,
     stderr_console,
 )
-from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.errors import ConfigError, FedSurrogateError
+from fedsurrogate.common.escapes import human_bytes, human_seconds
 
 from .certs import accept, audit_log, certs, init, kit
 from .control import app as run_app
@@ -80,7 +81,6 @@ def simulate(
         engine: flower: Flower's simulation, sites in parallel. local: in this process, one by one.
             Same results.
     """
-
     from ..lifecycle.before_start import (
         Interrupted,
         check_simulation,
@@ -196,7 +196,6 @@ def plan(
     from dataclasses import asdict
 
     from fedsurrogate.common.costs import check_payload, find_dimension
-    from fedsurrogate.common.escapes import human_bytes
     from fedsurrogate.common.help import without_effect
     from fedsurrogate.common.run import parse_run
 
@@ -303,8 +302,6 @@ def refit(
 
 def _print_scores(run: Path, head: Classifier) -> None:
     """How good a new model is on the test records of a simulation, next to the run's own."""
-    from fedsurrogate.common.errors import FedSurrogateError
-
     from ..refit import scores_of
 
     try:
@@ -325,7 +322,6 @@ def _print_scores(run: Path, head: Classifier) -> None:
 
 def _print_result(metrics: dict[str, Any]) -> None:
     """Print a table of the main results: accuracies and bytes."""
-    from fedsurrogate.common.escapes import human_bytes, human_seconds
     from fedsurrogate.common.methods import METHODS
 
     from ..report.build import BASELINES

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ import typer
 from fedsurrogate.common import command_line
 from fedsurrogate.common.command_line import console, print_table
 from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.escapes import human_bytes
 
 from .options import RunSettings, complete_runs
 
@@ -85,7 +87,6 @@ def _of_superlink(address: str) -> list[LinkCollector]:
     """The collector of a SuperLink; none without an address."""
     if not address:
         return []
-    import os
 
     from ..deployment.supernodes import table_file
     from ..monitoring.prometheus import LinkCollector
@@ -217,7 +218,6 @@ def parse_grid(texts: Sequence[str]) -> dict[str, list[Scalar]]:
 
 
 def _print_summaries(summaries: Sequence[Any]) -> None:
-    from fedsurrogate.common.escapes import human_bytes
 
     from ..runs.scores import MAJORITY, SCORES
     from ..sweep import leading_score

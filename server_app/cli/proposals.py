@@ -4,6 +4,7 @@ and other people sign it.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -11,6 +12,9 @@ import click
 import typer
 
 from fedsurrogate.common.command_line import console
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.escapes import for_rows
+from fedsurrogate.common.files import READABLE, kept_secret, replace_file
 
 from .options import RunSettings
 
@@ -60,8 +64,6 @@ def propose(
         site: For unregister: the site.
         days: Days within which it may be started.
     """
-    from fedsurrogate.common.errors import ConfigError
-
     from ..runs.presets import typed_settings
 
     if what == "run":
@@ -89,8 +91,6 @@ def write_proposal(
     Raises:
         ConfigError: settings that do not agree, or a file that cannot be written.
     """
-    from fedsurrogate.common.errors import ConfigError
-    from fedsurrogate.common.files import READABLE, replace_file
     from fedsurrogate.common.security.documents import Proposal, SignedProposal
 
     from ..lifecycle.before_start import own_folders, with_map_digest
@@ -132,8 +132,6 @@ def as_proposed(settings: Mapping[str, Scalar], proposal: Path | None) -> dict[s
     Raises:
         ConfigError: the proposal is of something else, or a budget is given as well.
     """
-    from fedsurrogate.common.errors import ConfigError
-
     if proposal is None:
         return dict(settings)
     proposed = settings_of(proposal)
@@ -181,8 +179,6 @@ def keys_of(folder: Path | None, site: str | None) -> dict[str, Scalar]:
     Raises:
         ConfigError: no folder is given, or it has no such key.
     """
-    from fedsurrogate.common.errors import ConfigError
-
     from ..deployment.certificates import credentials
     from ..deployment.supernodes import not_registered
 
@@ -202,8 +198,6 @@ def keys_of(folder: Path | None, site: str | None) -> dict[str, Scalar]:
 
 def show_proposal(proposal: Proposal) -> None:
     """Print what a proposal is about."""
-    from fedsurrogate.common.escapes import for_rows
-
     rows = {
         "proposal": f"{proposal.id}, to {proposal.action}, until {proposal.expires}",
         "purpose": proposal.purpose,
@@ -236,8 +230,6 @@ def approve(
         key: Your key, of `coordinator approval key`.
         yes: Sign without asking.
     """
-    from fedsurrogate.common.errors import ConfigError
-    from fedsurrogate.common.files import READABLE, replace_file
     from fedsurrogate.common.security.documents import read_approver_key, read_proposal
 
     signed = read_proposal(file)
@@ -266,10 +258,6 @@ def approver(
         file: The file of the private key, made if missing.
         name: Your name, as others see it.
     """
-    import json
-
-    from fedsurrogate.common.errors import ConfigError
-    from fedsurrogate.common.files import kept_secret
     from fedsurrogate.common.security.sealing import SEED_BYTES, public_key
 
     try:
