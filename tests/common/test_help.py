@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from pathlib import Path
 
 import pytest
 
 from fedsurrogate.common.errors import ConfigError
-from fedsurrogate.common.escapes import documented
 from fedsurrogate.common.help import Description, descriptions, without_effect
 from fedsurrogate.common.methods import METHODS
 from fedsurrogate.common.methods.counting import KINDS_OF_COUNTS
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.settings import Section, Settings
 from fedsurrogate.common.settings.base import flatten
 from fedsurrogate.server_app.deployment.local_engine import simulate_here
 
@@ -127,11 +124,3 @@ def test_a_setting_of_another_method_is_named_before_the_start(tmp_path: Path) -
     simulate_here(2, settings, events.append, report=False)
     reasons = [str(event["reason"]) for event in events if event["event"] == "warning"]
     assert [each for each in reasons if "has no effect" in each] == [first]
-
-
-@pytest.mark.parametrize(
-    "model", [Settings, *Section.__subclasses__()], ids=lambda model: model.__name__
-)
-def test_a_docstring_describes_no_key_that_is_gone(model: type[Section]) -> None:
-    named = documented(inspect.getdoc(model) or "", "Attributes")[1]
-    assert named.keys() <= model.model_fields.keys()
