@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fedsurrogate.common.counts import Counts, pack_counts
 from fedsurrogate.common.errors import LARGEST_PRIVATE, DataError, SurrogateError, norm_of_ones
 from fedsurrogate.common.image_histograms import histograms_of
 from fedsurrogate.common.methods.counting import scored_classes, tables_in
@@ -26,6 +25,7 @@ from fedsurrogate.common.settings import CountingSettings
 from fedsurrogate.common.targets.counted import CountedTarget, counted
 from fedsurrogate.common.targets.metrics import UNFIT, facts_of
 from fedsurrogate.common.targets.target import Target
+from fedsurrogate.common.wire.surrogate_proto import Counts, pack_counts
 
 from ..features.site_features import LabelledFeatures
 from .evaluation import checked_classifier, of_target

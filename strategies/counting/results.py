@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsurrogate.common.counts import Counts, check_tables
 from fedsurrogate.common.errors import RunError, SurrogateError
 from fedsurrogate.common.methods.counting import scored_classes
 from fedsurrogate.common.run import Run
@@ -31,6 +30,7 @@ from fedsurrogate.common.targets.counted import (
     counted,
 )
 from fedsurrogate.common.targets.target import Target
+from fedsurrogate.common.wire.surrogate_proto import Counts, check_tables
 
 from ..base.collection import Recorder
 from ..pooling.site_weights import Total

@@ -13,10 +13,10 @@ import pytest
 import torch
 from PIL import Image
 
-from fedsurrogate.common.counts import Counts
 from fedsurrogate.common.image_histograms import HISTOGRAMS, Histogram
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.common.wire.surrogate_proto import Counts
 from fedsurrogate.server_app.counting import CountingBudget, survey_settings
 from fedsurrogate.strategies.counting.images import images_of_sites
 from tests.samples import Samples
