@@ -204,14 +204,11 @@ class Heads(OneShot[Parameters]):
         rows = torch.tensor([name in classes for name in sent.header.classes])
         if not rows.any():
             return None
-        header = replace(
-            sent.header, classes=tuple(name for name in sent.header.classes if name in classes)
-        )
         own = {
             each.name: sent.tensors[each.name][rows if each.shape[0] == "C" else slice(None)]
             for each in self.config.plan.messages.schema()
         }
-        return replace(sent, header=header, tensors=own)
+        return replace(sent, header=sent.header.restricted(classes), tensors=own)
 
 
 class HeadChain(Chain):

@@ -87,8 +87,9 @@ def certs(
             until = f"{each.expires:%Y-%m-%d}" if each.expires else ""
             file = str(each.file.relative_to(folder))
             shown.append((each.kind, each.name, file, until, state))
-        until, unnamed = Column("valid until", no_wrap=True), Column(no_wrap=True)
-        print_table(("", "for", "file", until, unnamed), shown, title=str(folder))
+        ends = Column("valid until", no_wrap=True)
+        columns = ("", "for", "file", ends, Column(no_wrap=True))
+        print_table(columns, shown, title=str(folder))
         for credential, state in states:
             if state != "ok":
                 remedy = REMEDIES[credential.kind].format(folder=folder, name=credential.name)

@@ -164,7 +164,7 @@ def _print_result(folder: Path, metrics: dict[str, Any]) -> None:
     from ..report.tables import warnings_of
     from ..runs.reader import read_run
 
-    _print_scores(metrics)
+    _print_accuracies(metrics)
     run = read_run(folder)
     if found := recorded_quality(run):
         console.print(sentence_of(found))
@@ -320,7 +320,7 @@ def _print_scores(run: Path, head: Classifier) -> None:
     )
 
 
-def _print_scores(metrics: dict[str, Any]) -> None:
+def _print_accuracies(metrics: dict[str, Any]) -> None:
     """Print a table of the main results: accuracies and bytes."""
     from fedsurrogate.common.methods import METHODS
 

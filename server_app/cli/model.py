@@ -70,10 +70,7 @@ def evaluate(
     if model.is_dir():
         # For `coordinator report RUN`.
         (model / "evaluation.json").write_text(json.dumps(result, indent=2) + "\n")
-    if as_json:
-        print(json.dumps(result | {"folder": str(folder)}, indent=2))
-        return
-    _print_counts(folder)
+    _show_counts(folder, result, as_json)
 
 
 def survey(
@@ -147,10 +144,7 @@ def survey(
         )
     if of_target:
         folder = _run(settings, simulate, control, root_certificates)
-        if as_json:
-            print(json.dumps(_result(folder, "survey") | {"folder": str(folder)}, indent=2))
-        else:
-            _print_counts(folder)
+        _show_counts(folder, _result(folder, "survey"), as_json)
         return
     if not names:
         raise ConfigError(
@@ -168,10 +162,7 @@ def survey(
     result["estimate"] = estimate_of(result, source)
     (folder / "survey.json").write_text(json.dumps(result, indent=2) + "\n")
     write_report(folder)
-    if as_json:
-        print(json.dumps(result | {"folder": str(folder)}, indent=2))
-        return
-    _print_counts(folder)
+    _show_counts(folder, result, as_json)
 
 
 def _run(settings: Mapping[str, Scalar], sites: int, control: str, authority: Path | None) -> Path:
@@ -205,10 +196,13 @@ def _run(settings: Mapping[str, Scalar], sites: int, control: str, authority: Pa
     return folder
 
 
-def _print_counts(folder: Path) -> None:
-    """Print the tables of a run that counted."""
+def _show_counts(folder: Path, result: Mapping[str, Any], as_json: bool) -> None:
+    """Print the result of a run that counted, as JSON or as tables."""
     from ..report.counts_view import counts_views
 
+    if as_json:
+        print(json.dumps({**result, "folder": str(folder)}, indent=2))
+        return
     for view in counts_views(folder):
         print_table(view.columns, view.rows)
         for sentence in (view.title + ".", *view.words):

@@ -179,18 +179,14 @@ def keys_of(folder: Path | None, site: str | None) -> dict[str, Scalar]:
     Raises:
         ConfigError: no folder is given, or it has no such key.
     """
-    from ..deployment.certificates import credentials
+    from ..deployment.certificates import site_fingerprints
     from ..deployment.supernodes import not_registered
 
     if folder is None:
         raise ConfigError("name the folder of the keys with --folder")
     if site is None:
         return dict(not_registered(folder))
-    keys = {
-        credential.name: credential.fingerprint
-        for credential in credentials(folder)
-        if credential.kind == "site"
-    }
+    keys = site_fingerprints(folder)
     if site not in keys:
         raise ConfigError(f"{folder} has no key of site {site[:80]!r}")
     return {site: keys[site]}

@@ -204,8 +204,10 @@ def check_sums(sums: CodedSums, target: Target, largest: float = math.inf) -> No
     Raises:
         SurrogateError: if none can.
     """
-    check = CHECKS.get(target.name, lambda sums, target, largest: check_finite(sums))
-    check(sums, target, largest)
+    if (check := CHECKS.get(target.name)) is not None:
+        check(sums, target, largest)
+    else:
+        check_finite(sums)
 
 
 def _check_labels(sums: CodedSums, target: Target, largest: float) -> None:
