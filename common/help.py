@@ -151,7 +151,7 @@ def _describe(section: str, model: type[Section]) -> Iterator[Description]:
         default = ",".join(field.default) if isinstance(field.default, tuple) else field.default
         yield Description(
             key=f"{section}.{kebab(name)}" if section else kebab(name),
-            text=field.description or _texts(model)[name],
+            text=meanings(model)[name],
             kind=KINDS.get(type(field.default), ""),
             default=default,
             range=_range(field),
@@ -163,10 +163,14 @@ def _describe(section: str, model: type[Section]) -> Iterator[Description]:
 
 
 @cache
-def _texts(model: type[Section]) -> dict[str, str]:
-    """The text of each field, from the docstrings of the model and of those that it extends."""
+def meanings(model: type[Section]) -> dict[str, str]:
+    """What each field means: its description, or the text in the docstring of the model or of one that it
+    extends.
+    """
     docs = [inspect.cleandoc(each.__doc__ or "") for each in reversed(model.__mro__)]
-    return {name: text for doc in docs for name, text in documented(doc, "Attributes")[1].items()}
+    found = {name: text for doc in docs for name, text in documented(doc, "Attributes")[1].items()}
+    described = ((name, each.description) for name, each in model.model_fields.items())
+    return found | {name: text for name, text in described if text}
 
 
 def _methods(section: str, name: str, field: FieldInfo) -> Iterable[str]:
