@@ -167,6 +167,8 @@ def policy(
     from rich.table import Column, Table
     from rich.text import Text
 
+    from fedsurrogate.common.help import meanings
+
     from ..governance.policy import DEFAULT, Policy, load_policy, shown
     from ..governance.work_limits import WorkLimits
     from .join import confirm_looser
@@ -185,7 +187,7 @@ def policy(
     for name in (*Policy.__annotations__, *WorkLimits.model_fields):
         value, default = getattr(found, name), getattr(DEFAULT, name)
         own, other = ("", "") if value == default else ("bold", f"; default: {shown(default)}")
-        meaning = f"{Policy.model_fields[name].description}{other}"
+        meaning = f"{meanings(Policy)[name]}{other}"
         table.add_row(name.replace("_", "-"), Text(shown(value), style=own), meaning)
     console.print(table)
     if found.irrevocable:
