@@ -26,7 +26,7 @@ from fedsurrogate.common.targets.target import (
     Target,
 )
 
-from ..closed_form.statistics import EIGENVALUE_ROUNDING, Statistics, sum_of
+from ..closed_form.statistics import EIGENVALUE_ROUNDING, Statistics, check_tables, sum_of
 
 
 @dataclass(frozen=True)
@@ -110,12 +110,7 @@ class CodedSums:
         if self.noise is not None:
             tables.append(("noise of the code", self.noise.code, (rows,)))
             tables.append(("noise of the sums", self.noise.sums, (rows,)))
-        for name, tensor, expected in tables:
-            if tensor.dtype != torch.float64 or tensor.shape != expected:
-                raise ValueError(
-                    f"coded sums: {name} of shape {tuple(tensor.shape)} in {tensor.dtype}; "
-                    f"{expected} in torch.float64 is needed"
-                )
+        check_tables("coded sums", tables)
 
     def __add__(self, other: CodedSums) -> CodedSums:
         """The sums of the records of both, in the same code."""
