@@ -4,11 +4,10 @@ added, and a model is learned from the sums, by one function a kind of target.
 
 from __future__ import annotations
 
-import json
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import reduce
 
 import torch
@@ -21,10 +20,11 @@ from fedsurrogate.common.run import Run
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.targets.labels import Labels
 from fedsurrogate.common.targets.number import Number
-from fedsurrogate.common.targets.target import CODE, RECORDS, SQUARES, Target
+from fedsurrogate.common.targets.target import CODE, RECORDS, SQUARES, Answering, Target
 from fedsurrogate.common.targets.time import Time
 
 from ..base.outcome import Defended, Learned
+from ..base.training import target_head
 from ..heads import MOST_DIMENSIONS, Heads, noise_of, on_clipped
 from ..pooling.class_means import moved_parameters
 from ..pooling.site_weights import (
@@ -51,26 +51,6 @@ from .sums import (
     of_site,
 )
 from .time import Cells, RiskHead, cells_of, kaplan_meier, risk_head
-
-
-@dataclass(frozen=True)
-class Answering:
-    """A linear model of a target.
-
-    Attributes:
-        outputs: names of what it answers, o.
-        weight: (o, d).
-        bias: (o,).
-        public: what a model says of it besides the target's own facts, as values of JSON.
-        facts: for the run's result.
-    """
-
-    outputs: tuple[str, ...]
-    weight: Tensor
-    bias: Tensor
-    public: Mapping[str, object]
-    facts: Mapping[str, str | float]
-
 
 # A column whose deviation is this share of the largest one is constant but for rounding.
 CONSTANT = 1e-6
@@ -127,10 +107,7 @@ def head_of(made: Answering, header: Header, target: Target) -> tuple[Head, dict
     """
     if not (made.weight.isfinite().all() and made.bias.isfinite().all()):
         raise RunError("the sums of this run give no finite model; leave out sites with --without")
-    public = json.dumps({**target.public, **made.public}, sort_keys=True)
-    named = replace(header, classes=made.outputs)
-    head = Head(named, made.weight.float(), made.bias.float(), target=public)
-    return head, {**target.choices, **made.facts}
+    return target_head(made, header, target), {**target.choices, **made.facts}
 
 
 def _number(sums: CodedSums, target: Target) -> Answering:
