@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 from ..errors import LARGEST_COUNT, norm_of_ones
@@ -12,30 +11,10 @@ from ..image_histograms import histograms_of, read_bins
 from ..privacy.mechanism import DISTRIBUTED_SUMS, NOISY_COUNTS, NoisySums
 from ..settings import CountingSettings, Settings
 from ..targets.target import Target
-from ..terms import Term
+from ..terms import Counted, Term
 from .method import Combination, Defences, Field, Messages, Method, Plan, Sizes, Work, fields_of
 
 DIGITS = 32
-
-
-@dataclass(frozen=True)
-class Counted:
-    """One table of counts.
-
-    Attributes:
-        name: of the table.
-        shape: of the table.
-        bound: Euclidean norm of what one record adds; the weights of a patient's records sum to
-            one, so a patient adds no more.
-        share: part of the privacy budget.
-        most: largest magnitude of what a record adds to an entry; one where records are counted.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    bound: float
-    share: float
-    most: float = 1.0
 
 
 def scored_classes(classes: int) -> int:
@@ -74,7 +53,7 @@ def _surveyed(own: CountingSettings, rows: int, bound: float) -> tuple[Counted, 
         bound: of what a record adds to that.
     """
     if not own.images:
-        return (Counted("records", (rows,), bound, 1.0),)
+        return (Counted("records", (rows,), bound),)
     more = norm_of_ones(len(own.images))
     share = bound / (bound + more)
     return (
@@ -104,8 +83,7 @@ def target_tables(own: CountingSettings, target: Target) -> tuple[Counted, ...]:
     how = counted(target, own)
     if own.kind == "survey":
         return _surveyed(own, len(how.rows), how.bound)
-    table = how.table
-    return (Counted(table.name, table.shape, table.bound, 1.0, table.most),)
+    return (how.table,)
 
 
 def tables_in(own: CountingSettings, classes: int, target: Target | None) -> tuple[Counted, ...]:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..errors import ABOVE, ConfigError, norm_of_ones
 from ..settings import CountingSettings
+from ..terms import Counted
 from .labels import Labels
 from .number import WITHIN, Number
 from .target import Facts, Target
@@ -36,23 +37,6 @@ THIRDS = ("low risk", "middle risk", "high risk")
 Questions = dict[str, tuple[str, ...]]
 
 
-@dataclass(frozen=True)
-class AnswerTable:
-    """The table of an evaluation.
-
-    Attributes:
-        name: of the table.
-        shape: topics first, T.
-        most: largest magnitude of what a record adds to an entry.
-        bound: largest norm of what a record adds to the table.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    most: float
-    bound: float
-
-
 class CountedTarget(ABC):
     """How a target is counted."""
 
@@ -67,8 +51,8 @@ class CountedTarget(ABC):
 
     @property
     @abstractmethod
-    def table(self) -> AnswerTable:
-        """What an evaluation counts, of T topics."""
+    def table(self) -> Counted:
+        """What an evaluation counts: T topics first."""
 
     @abstractmethod
     def kinds(self, values: Tensor) -> Tensor:
@@ -125,10 +109,10 @@ class CountedLabels(CountedTarget):
         return torch.where(values.isnan(), 2, (values == 0).long()).long()
 
     @property
-    def table(self) -> AnswerTable:
+    def table(self) -> Counted:
         """Histograms of absent and of present records, (L, 2, B)."""
         count = len(self.target.columns)
-        return AnswerTable("labels", (count, 2, self.bins), 1.0, math.sqrt(count) * ABOVE)
+        return Counted("labels", (count, 2, self.bins), math.sqrt(count) * ABOVE)
 
     def kinds(self, values: Tensor) -> Tensor:
         """Absent 0, present 1."""
@@ -178,10 +162,10 @@ class CountedNumbers(CountedTarget):
         return torch.stack(found, 1)
 
     @property
-    def table(self) -> AnswerTable:
+    def table(self) -> Counted:
         """Sums of `PARTS`, (r, 7), in steps."""
         shape = (len(self.target.columns), len(PARTS))
-        return AnswerTable("errors", shape, STEPS, STEPS * math.sqrt(math.prod(shape)) * ABOVE)
+        return Counted("errors", shape, STEPS * math.sqrt(math.prod(shape)) * ABOVE, most=STEPS)
 
     def kinds(self, values: Tensor) -> Tensor:
         """All records are alike."""
@@ -242,9 +226,9 @@ class CountedTimes(CountedTarget):
         return self.target.rows
 
     @property
-    def table(self) -> AnswerTable:
+    def table(self) -> Counted:
         """Cells by third of the risk, (1, 3, 2 B + 1)."""
-        return AnswerTable("thirds", (1, len(THIRDS), len(self.target.rows)), 1.0, 1.0)
+        return Counted("thirds", (1, len(THIRDS), len(self.target.rows)), 1.0)
 
     def kinds(self, values: Tensor) -> Tensor:
         """Whether the event was seen before the horizon."""
