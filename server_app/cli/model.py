@@ -57,10 +57,12 @@ def evaluate(
     Args:
         model: A run folder, or a signed model.
     """
-    from ..counting import CountingBudget, evaluation_settings
+    from ..counting import counting_budget, evaluation_settings
     from ..runs.presets import typed_settings
 
-    settings, sites = evaluation_settings(model, CountingBudget(epsilon, delta, secure_aggregation))
+    settings, sites = evaluation_settings(
+        model, counting_budget(epsilon, delta, secure_aggregation)
+    )
     settings = proposals.as_proposed(settings, proposal) | typed_settings(run_config)
     if propose is not None:
         proposals.write_proposal(propose, "run", settings, purpose)
@@ -116,7 +118,7 @@ def survey(
     from fedsurrogate.common.settings import split_names
 
     from ..counting import (
-        CountingBudget,
+        counting_budget,
         estimate_of,
         features_like,
         features_with,
@@ -131,7 +133,7 @@ def survey(
         images = images or str(proposed.get("counting.images", ""))
     except ValueError as error:
         raise ConfigError(f"--classes: {error}") from None
-    settings = survey_settings(names, CountingBudget(epsilon, delta, secure_aggregation), images)
+    settings = survey_settings(names, counting_budget(epsilon, delta, secure_aggregation), images)
     settings = proposals.as_proposed(settings, proposal) | typed_settings(run_config)
     if propose is not None:
         proposals.write_proposal(propose, "run", settings, purpose)
