@@ -18,7 +18,6 @@ from torch.func import functional_call, grad, vmap
 from benchmarks._audit_site import OWN_BINS, Canaries, Seen
 from fedsurrogate.client_app.methods.fedpft.logistic_rounds import residuals, with_constant
 from fedsurrogate.client_app.methods.local_training import network
-from fedsurrogate.common.counts import unpack_counts
 from fedsurrogate.common.methods.training import first_round_shares
 from fedsurrogate.common.models.generators import COUNTS, SUMS
 from fedsurrogate.common.models.loss_landscape import LandscapeRecords
@@ -31,6 +30,7 @@ from fedsurrogate.common.surrogates.class_sums import unfold
 from fedsurrogate.common.surrogates.surrogates import SumsSurrogate, Surrogate
 from fedsurrogate.common.wire.model_proto import unpack_parameters, unpack_synthetic
 from fedsurrogate.common.wire.records import unpack_surrogate
+from fedsurrogate.common.wire.surrogate_proto import unpack_counts
 from tests.totals import unpack_total
 
 Attack = Callable[[Canaries, Seen], Tensor]

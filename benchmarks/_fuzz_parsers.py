@@ -35,9 +35,9 @@ from benchmarks._fuzz_parser import REFUSES, Parser, of_file, pinned
 from fedsurrogate.client_app.methods import local_training as distillation
 from fedsurrogate.client_app.offline.keys import received_keys
 from fedsurrogate.common import surrogate_pb2 as pb
-from fedsurrogate.common.counts import unpack_counts
 from fedsurrogate.common.data_report import DataReport, Loss, reports_from
 from fedsurrogate.common.errors import ConfigError, RunError, SealError, StateError, SurrogateError
+from fedsurrogate.common.files import read_json
 from fedsurrogate.common.flower.parts import ARRAY, PIECE, check_contents, settings_only
 from fedsurrogate.common.flower.v142_fleet import read_fleet_request, signing_key
 from fedsurrogate.common.models.class_metrics import (
@@ -63,8 +63,9 @@ from fedsurrogate.common.wire.model_proto import (
     unpack_synthetic,
 )
 from fedsurrogate.common.wire.records import unpack_public_mean, unpack_surrogate
+from fedsurrogate.common.wire.surrogate_proto import unpack_counts
 from fedsurrogate.common.wire.tensors import Expectation, check_surrogate
-from fedsurrogate.server_app.runs.state import EVENTS, EventFile, read_json, read_object
+from fedsurrogate.server_app.runs.state import EVENTS, EventFile, read_object
 from fedsurrogate.strategies.base.identifications import identification
 from fedsurrogate.strategies.base.outcome import metric_values_in
 from fedsurrogate.strategies.base.training import Training

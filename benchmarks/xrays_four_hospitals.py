@@ -19,9 +19,10 @@ from PIL import Image
 from benchmarks.harness.options import described, named, with_backbone
 from benchmarks.harness.results import kept_rows, report
 from benchmarks.harness.samples import BACKBONES, shared
+from fedsurrogate.common.files import read_json
 from fedsurrogate.common.settings.base import Scalar
 from fedsurrogate.server_app.deployment.local_engine import simulate_here
-from fedsurrogate.server_app.runs.state import METRICS, read_json
+from fedsurrogate.server_app.runs.state import METRICS
 
 COLUMNS = (
     *("epsilon", "majority baseline", "accuracy", "balanced accuracy", "AUROC"),

@@ -41,136 +41,88 @@ def _is_reference(name: str) -> str:
 
 
 class NodeConfig(Section):
-    """Keys of `flower-supernode --node-config`. `site settings` prints them."""
+    """Keys of `flower-supernode --node-config`. `site settings` prints them.
 
-    site: SiteName = Field(
-        "",
-        max_length=64,
-        pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]*)?$",
-        description="Name of this site; empty for a number.",
-    )
-    partition_id: int = Field(
-        0, ge=0, description="Index of this site's share of public data, in a simulation."
-    )
-    num_partitions: Shares = Field(
-        1, ge=1, description="Number of shares into which public data are divided."
-    )
-    data: DataKind | Literal[""] = Field(
-        "",
-        description="Kind of this site's data; empty makes the site a share of the run's own "
-        "data, for simulations.",
-    )
-    data_dir: str = Field("", description="Folder of this site's data.")
-    dataset: Names = Field(
-        (), description="Files or folders in data-dir that are this site's; empty for all."
-    )
-    held_out_dir: str = Field(
-        "",
-        description="Folder of labelled records that no run trains on, of the same kind, for "
-        "evaluations; data-dir itself means the test split that its files name.",
-    )
-    label_column: Name = Field(
-        "label", description="Column of a table that holds the class of a record."
-    )
-    classes: Names = Field(
-        (),
-        description="Classes that this site's records have, as a person has confirmed them. If one "
-        "is gone, the site does not join; of folders of classes it also refuses every run.",
-    )
-    patient_column: Name = Field(
-        "", description="Column of a table that holds the patient ID; patients are then protected."
-    )
-    bag_column: Name = Field(
-        "",
-        description="Column of a table, or tensor, that names the bag of an image, where a run "
-        "pools bags; of DICOM also study, series or patient, of a folder without a table folder.",
-    )
-    target_columns: Names = Field(
-        (),
-        description="Columns that runs may learn where they learn no class: labels, numbers, or "
-        "time and event; a run names those that it learns.",
-    )
-    unit: Literal["patient", "record", "bag"] = Field(
-        "patient",
-        description="Unit of privacy if the data have patient IDs; record protects each image "
-        "alone, so a patient with several images is protected less, and bag each bag of "
-        "bag-column, so all private runs must pool bags. All private runs on data-dir have one unit.",
-    )
-    dicom_frames: Frames = Field(
-        "refuse",
-        description="What is done with a DICOM file that holds several images; all takes each, "
-        "where a run pools bags.",
-    )
-    policy: str = Field(
-        "",
-        description="File of limits on releases; empty for the default policy, which answers "
-        "private runs only.",
-    )
-    peers: str = Field(
-        "", description="File with the public keys of other sites, for sealed chains."
-    )
-    coordinator_key: str = Field(
-        "",
-        description="Public key of the coordinator whose signed requests this site answers: "
-        "hexadecimal digits, or a file that contains them.",
-    )
-    weights_path: str = Field(
-        "",
-        description="File of the backbone's weights at this site, or folder with them and their "
-        "configuration; empty for those that its library has fetched here before.",
-    )
-    download_weights: bool = Field(
-        False,
-        description="Whether weights of a backbone that are not on this machine are fetched from where "
-        "they are published. Simulated sites always may.",
-    )
+    Attributes:
+        site: Name of this site; empty for a number.
+        partition_id: Index of this site's share of public data, in a simulation.
+        num_partitions: Number of shares into which public data are divided.
+        data: Kind of this site's data; empty makes the site a share of the run's own data, for
+            simulations.
+        data_dir: Folder of this site's data.
+        dataset: Files or folders in data-dir that are this site's; empty for all.
+        held_out_dir: Folder of labelled records that no run trains on, of the same kind, for
+            evaluations; data-dir itself means the test split that its files name.
+        label_column: Column of a table that holds the class of a record.
+        classes: Classes that this site's records have, as a person has confirmed them. If one is
+            gone, the site does not join; of folders of classes it also refuses every run.
+        patient_column: Column of a table that holds the patient ID; patients are then protected.
+        bag_column: Column of a table, or tensor, that names the bag of an image, where a run pools
+            bags; of DICOM also study, series or patient, of a folder without a table folder.
+        target_columns: Columns that runs may learn where they learn no class: labels, numbers, or
+            time and event; a run names those that it learns.
+        unit: Unit of privacy if the data have patient IDs; record protects each image alone, so a
+            patient with several images is protected less, and bag each bag of bag-column, so all
+            private runs must pool bags. All private runs on data-dir have one unit.
+        dicom_frames: What is done with a DICOM file that holds several images; all takes each,
+            where a run pools bags.
+        policy: File of limits on releases; empty for the default policy, which answers private runs
+            only.
+        peers: File with the public keys of other sites, for sealed chains.
+        coordinator_key: Public key of the coordinator whose signed requests this site answers:
+            hexadecimal digits, or a file that contains them.
+        weights_path: File of the backbone's weights at this site, or folder with them and their
+            configuration; empty for those that its library has fetched here before.
+        download_weights: Whether weights of a backbone that are not on this machine are fetched
+            from where they are published. Simulated sites always may.
+        backbone: A backbone of this site's own, for runs with backbone = own: a function without
+            arguments that returns a torch module, or a module and a transform.
+        device: Processor or GPU of this site; auto uses the run's setting. With cuda, all GPUs of
+            the machine compute the features of many images, with cuda:N one.
+        cache_dir: Folder for computed features; empty for fedsurrogate in the folder that
+            XDG_CACHE_HOME names, or in ~/.cache without it.
+        features_in_memory_mib: Features that stay in memory; those of a larger site are on disk in
+            cache-dir, and their sums and mixtures are computed in chunks.
+        state_dir: Folder for log, ledgers, keys and other state; empty for fedsurrogate in the
+            folder that XDG_STATE_HOME names, or in ~/.local/state without it.
+        check_log_dir: Folder for the check logs of the ledgers, never restored together with
+            state-dir; empty for check-log next to the policy, or ~/.config/fedsurrogate/check-log
+            without one.
+        max_components: Most components of a mixture that this site sends, for a slow connection; 0
+            for no limit.
+        max_rank: Largest rank of a covariance that this site sends, for a slow connection; 0 for no
+            limit.
+    """
+
+    site: SiteName = Field("", max_length=64, pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]*)?$")
+    partition_id: int = Field(0, ge=0)
+    num_partitions: Shares = Field(1, ge=1)
+    data: DataKind | Literal[""] = ""
+    data_dir: str = ""
+    dataset: Names = ()
+    held_out_dir: str = ""
+    label_column: Name = "label"
+    classes: Names = ()
+    patient_column: Name = ""
+    bag_column: Name = ""
+    target_columns: Names = ()
+    unit: Literal["patient", "record", "bag"] = "patient"
+    dicom_frames: Frames = "refuse"
+    policy: str = ""
+    peers: str = ""
+    coordinator_key: str = ""
+    weights_path: str = ""
+    download_weights: bool = False
     backbone: Annotated[
         str, AfterValidator(_is_reference), Range("empty, or python:PACKAGE.MODULE:FUNCTION")
-    ] = Field(
-        "",
-        max_length=200,
-        description="A backbone of this site's own, for runs with backbone = own: a function "
-        "without arguments that returns a torch module, or a module and a transform.",
-    )
-    device: Device = Field(
-        "auto",
-        description="Processor or GPU of this site; auto uses the run's setting. With cuda, all "
-        "GPUs of the machine compute the features of many images, with cuda:N one.",
-    )
-    cache_dir: str = Field(
-        "",
-        description="Folder for computed features; empty for fedsurrogate in the folder that "
-        "XDG_CACHE_HOME names, or in ~/.cache without it.",
-    )
-    features_in_memory_mib: MiB = Field(
-        128,
-        ge=1,
-        description="Features that stay in memory; those of a larger site are on disk in "
-        "cache-dir, and their sums and mixtures are computed in chunks.",
-    )
-    state_dir: str = Field(
-        "",
-        description="Folder for log, ledgers, keys and other state; empty for fedsurrogate in the "
-        "folder that XDG_STATE_HOME names, or in ~/.local/state without it.",
-    )
-    check_log_dir: str = Field(
-        "",
-        description="Folder for the check logs of the ledgers, never restored together with "
-        "state-dir; empty for check-log next to the policy, or "
-        "~/.config/fedsurrogate/check-log without one.",
-    )
-    max_components: Components = Field(
-        0,
-        ge=0,
-        description="Most components of a mixture that this site sends, for a slow connection; 0 "
-        "for no limit.",
-    )
-    max_rank: int = Field(
-        0,
-        ge=0,
-        description="Largest rank of a covariance that this site sends, for a slow connection; 0 "
-        "for no limit.",
-    )
+    ] = Field("", max_length=200)
+    device: Device = "auto"
+    cache_dir: str = ""
+    features_in_memory_mib: MiB = Field(128, ge=1)
+    state_dir: str = ""
+    check_log_dir: str = ""
+    max_components: Components = Field(0, ge=0)
+    max_rank: int = Field(0, ge=0)
 
     @model_validator(mode="after")
     def _partition_exists(self) -> Self:

@@ -24,14 +24,16 @@ import click
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 from .errors import ConfigError, FedSurrogateError
-from .escapes import for_terminal
+from .escapes import documented, for_terminal
 from .renamed import gone
 from .version import NAME, own_version
 
 if TYPE_CHECKING:
+    from rich.table import Column
+
     from .run import Run
 
 
@@ -188,6 +190,15 @@ def announced(line: str) -> Iterator[None]:
 
 
 class _Command(_Shared, TyperCommand):
+    def __init__(
+        self, name: str | None, *, help: str | None, params: list[click.Parameter], **more: Any
+    ) -> None:
+        text, texts = documented(help or "", "Args")
+        for each in params:
+            if isinstance(each, TyperArgument | TyperOption) and each.name in texts:
+                each.help = texts[each.name]
+        super().__init__(name, help=text, params=params, **more)
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         given = f" {' '.join(args)} ".replace("=", " ")
         for words, why in _gone_from(ctx).items():
@@ -290,8 +301,6 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 def wait_for_interrupt() -> None:
     """Return after Ctrl-C or SIGTERM."""
-    import threading
-
     over = threading.Event()
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, lambda *_: over.set())
@@ -302,6 +311,25 @@ def wait_for_interrupt() -> None:
 def stderr_console() -> Console:
     """The console for progress, warnings and errors, so that stdout contains only the result."""
     return SafeConsole(stderr=True)
+
+
+def print_table(
+    columns: Iterable[str | Column], rows: Iterable[Iterable[str]], **options: Any
+) -> None:
+    """Print a table on stdout, whose cells are folded, not cut.
+
+    Args:
+        columns: names, or columns that are shown in another way.
+        rows: of texts.
+        options: of the table.
+    """
+    from rich.table import Column, Table
+
+    shown = (Column(each, overflow="fold") if isinstance(each, str) else each for each in columns)
+    table = Table(*shown, **options)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
 
 
 def print_error(text: str) -> None:

@@ -1,5 +1,5 @@
 """Text that others chose, made safe where it is shown: in CSV, Markdown, HTML, and on a terminal; numbers
-for people, and ranges of numbers in the text of a setting.
+for people, ranges of numbers in the text of a setting, and what a docstring says of each name.
 """
 
 from __future__ import annotations
@@ -176,6 +176,22 @@ def human_seconds(seconds: float) -> str:
 def shorten(text: str, length: int) -> str:
     """Return `text` in at most `length` characters; an ellipsis marks the cut."""
     return text if len(text) <= length else text[: length - 1].rstrip() + "…"
+
+
+def documented(docstring: str, heading: str) -> tuple[str, dict[str, str]]:
+    """The part of a docstring before a list of names, and what the list says of each.
+
+    Args:
+        docstring: without the indentation of all its lines.
+        heading: of the list, such as "Args".
+
+    Example:
+        >>> documented("Print.\\n\\nArgs:\\n    wide: Columns\\n        of a row.\\n    all: Of them.", "Args")
+        ('Print.', {'wide': 'Columns of a row.', 'all': 'Of them.'})
+    """
+    before, _, listed = docstring.partition(f"\n\n{heading}:\n")
+    found = re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", listed, re.MULTILINE)
+    return before, {name: " ".join(text.split()) for name, text in found}
 
 
 def ranges(text: str) -> tuple[tuple[float, float], ...]:

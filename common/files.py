@@ -1,20 +1,24 @@
 """The one way to replace a file: whole, at once, and after a power failure too. Secrets that are
-made once.
+made once. JSON of a run folder.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
+from .errors import RunError
+
+# Mode of files that only the account that runs the program may read.
 OWNER_ONLY = 0o600
-"""Mode of files that only the account that runs the program may read."""
+# Mode of files that others may read, as far as the process's umask lets them.
 READABLE = 0o666
-"""Mode of files that others may read, as far as the process's umask lets them."""
 
 _lock, _umasks = Lock(), list[int]()
 
@@ -153,6 +157,29 @@ def create_file(file: Path, content: bytes, *, mode: int = OWNER_ONLY) -> bool:
         return False
     finally:
         temporary.unlink()
+
+
+def read_json(folder: Path, name: str) -> dict[str, Any]:
+    """Read one of a run's JSON files.
+
+    Args:
+        folder: a run folder.
+        name: of the file.
+
+    Returns:
+        The JSON object in the file. Its texts are as they stand in the file.
+
+    Raises:
+        RunError: the file is missing, cannot be read or is not a JSON object.
+    """
+    try:
+        content = json.loads((folder / name).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        why = f"{name} cannot be read ({type(error).__name__})"
+        raise RunError(f"{folder} is not a run folder: {why}") from None
+    if not isinstance(content, dict):
+        raise RunError(f"{folder / name} is not a JSON object")
+    return content
 
 
 def kept_secret(file: Path, size: int) -> bytes:

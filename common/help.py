@@ -5,10 +5,12 @@ registry: for help and documentation.
 from __future__ import annotations
 
 import difflib
+import inspect
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import groupby
 from typing import Any, TypeVar, get_args
 
@@ -18,6 +20,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Column, Table
 
 from .errors import ConfigError
+from .escapes import documented
 from .methods import FEDPFT_CHAIN, METHODS, method_named
 from .methods.counting import KINDS_OF_COUNTS
 from .methods.method import Method, Plan
@@ -148,7 +151,7 @@ def _describe(section: str, model: type[Section]) -> Iterator[Description]:
         default = ",".join(field.default) if isinstance(field.default, tuple) else field.default
         yield Description(
             key=f"{section}.{kebab(name)}" if section else kebab(name),
-            text=field.description or "",
+            text=meanings(model)[name],
             kind=KINDS.get(type(field.default), ""),
             default=default,
             range=_range(field),
@@ -157,6 +160,17 @@ def _describe(section: str, model: type[Section]) -> Iterator[Description]:
         )
     for name, each in nested:
         yield from _describe(name, each)
+
+
+@cache
+def meanings(model: type[Section]) -> dict[str, str]:
+    """What each field means: its description, or the text in the docstring of the model or of one that it
+    extends.
+    """
+    docs = [inspect.cleandoc(each.__doc__ or "") for each in reversed(model.__mro__)]
+    found = {name: text for doc in docs for name, text in documented(doc, "Attributes")[1].items()}
+    described = ((name, each.description) for name, each in model.model_fields.items())
+    return found | {name: text for name, text in described if text}
 
 
 def _methods(section: str, name: str, field: FieldInfo) -> Iterable[str]:

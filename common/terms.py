@@ -1,5 +1,5 @@
 """What a statistic is made of: sums over records, of each of which all else follows that a run needs to
-know of it.
+know of it; and tables of counts.
 """
 
 from __future__ import annotations
@@ -47,6 +47,26 @@ class Term:
     largest: float = math.inf
     share: float = field(default=0.0, metadata=NOT_SIGNED)
     count: str = field(default="", metadata=NOT_SIGNED)
+
+
+@dataclass(frozen=True)
+class Counted:
+    """One table of counts.
+
+    Attributes:
+        name: of the table.
+        shape: of the table.
+        bound: Euclidean norm of what one record adds; the weights of a patient's records sum to
+            one, so a patient adds no more.
+        share: part of the privacy budget.
+        most: largest magnitude of what a record adds to an entry; one where records are counted.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    bound: float
+    share: float = 1.0
+    most: float = 1.0
 
 
 def noise_in_rounds(

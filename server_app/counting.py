@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedsurrogate.common.errors import ConfigError, RunError
+from fedsurrogate.common.files import read_json
 from fedsurrogate.common.image_histograms import HISTOGRAMS
 from fedsurrogate.common.models.classifiers import target_of_model
 from fedsurrogate.common.models.devices import pick_device
@@ -25,6 +26,7 @@ from fedsurrogate.common.settings.heads import FEWEST_MAPPED
 from fedsurrogate.common.signed_models.signed_model import (
     SUFFIX,
     feature_settings,
+    is_simulated,
     read_signed_model,
     settings_of_run,
 )
@@ -38,7 +40,7 @@ from fedsurrogate.strategies.counting.strategy import payload_of, read_model
 from fedsurrogate.strategies.fedpft.private_head import learn_from_sums
 
 from .runs.reader import read_payloads
-from .runs.state import as_number, at, read_json
+from .runs.state import as_number, at
 
 EPSILONS, DELTA = (1.0, 2.0, 4.0), 1e-5
 # Draws of the noise; records in the pool of features, and at most at one site.
@@ -251,39 +253,32 @@ HOW_LEARNED = ("time-head",)
 FOUR = 4.0
 
 
-@dataclass(frozen=True)
-class CountingBudget:
-    """The budget of a run that counts.
+def counting_budget(
+    epsilon: float, delta: float, secure_aggregation: bool = False
+) -> dict[str, Scalar]:
+    """The budget of a run that counts, as settings of the run.
 
-    Attributes:
+    Args:
         epsilon: of all counts; zero for counts without noise.
         delta: of all counts; it does not matter without epsilon.
         secure_aggregation: whether the coordinator sees only the sum over all sites.
 
     Example:
-        >>> CountingBudget(1.0, 1e-5, secure_aggregation=True).settings()
+        >>> counting_budget(1.0, 1e-5, secure_aggregation=True)
         {'epsilon': 1.0, 'delta': 1e-05, 'secure-aggregation': True}
     """
-
-    epsilon: float
-    delta: float
-    secure_aggregation: bool = False
-
-    def settings(self) -> dict[str, Scalar]:
-        """As settings of a run."""
-        budget: dict[str, Scalar] = {
-            "epsilon": self.epsilon,
-            "delta": self.delta if self.epsilon else 0.0,
-        }
-        return budget | ({"secure-aggregation": True} if self.secure_aggregation else {})
+    budget: dict[str, Scalar] = {"epsilon": epsilon, "delta": delta if epsilon else 0.0}
+    return budget | ({"secure-aggregation": True} if secure_aggregation else {})
 
 
-def evaluation_settings(source: Path, privacy: CountingBudget) -> tuple[dict[str, Scalar], int]:
+def evaluation_settings(
+    source: Path, budget: Mapping[str, Scalar]
+) -> tuple[dict[str, Scalar], int]:
     """Settings of an evaluation of a model. Features are computed as for the run that learned it.
 
     Args:
         source: a run folder, or a signed model file.
-        privacy: the budget.
+        budget: of `counting_budget`.
 
     Returns:
         The settings, flat; and the number of sites of a simulated run, else zero.
@@ -298,7 +293,7 @@ def evaluation_settings(source: Path, privacy: CountingBudget) -> tuple[dict[str
         file = signed if signed.is_file() else source / "model.safetensors"
         config = settings_of_run(source)
         features = feature_settings(config.settings, config.power, config.target)
-        if read_json(source, "manifest.json").get("simulated") is True:
+        if is_simulated(source):
             kept = config.settings.model_dump(by_alias=True, mode="json")
             more = {
                 key: ",".join(kept[key]) if isinstance(kept[key], list) else kept[key]
@@ -327,7 +322,7 @@ def evaluation_settings(source: Path, privacy: CountingBudget) -> tuple[dict[str
         else _named(model.header.classes)
     )
     features = {key: value for key, value in features.items() if key not in HOW_LEARNED}
-    return {**features, **more, **named, **counting, **privacy.settings()}, simulated
+    return {**features, **more, **named, **counting, **budget}, simulated
 
 
 def largest_error(facts: Facts) -> float:
@@ -346,13 +341,13 @@ def largest_error(facts: Facts) -> float:
 
 
 def survey_settings(
-    classes: tuple[str, ...], privacy: CountingBudget, images: str = ""
+    classes: tuple[str, ...], budget: Mapping[str, Scalar], images: str = ""
 ) -> dict[str, Scalar]:
     """Settings of a survey of the sites' training records.
 
     Args:
         classes: names of the classes that are counted; none where the settings name another target.
-        privacy: the budget.
+        budget: of `counting_budget`.
         images: histograms of images that are counted too, separated by commas; "all"; empty for none.
 
     Returns:
@@ -364,7 +359,7 @@ def survey_settings(
     named = _named(classes) if classes else {}
     if images:
         named |= {"counting.images": ",".join(HISTOGRAMS) if images == "all" else images}
-    return {**named, "counting.kind": "survey", **privacy.settings()}
+    return {**named, "counting.kind": "survey", **budget}
 
 
 def _named(classes: tuple[str, ...]) -> dict[str, Scalar]:

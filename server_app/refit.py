@@ -16,7 +16,7 @@ from fedsurrogate.common.errors import DataError, RunError
 from fedsurrogate.common.models.classifiers import Classifier, class_indices, target_of_model
 from fedsurrogate.common.models.devices import pick_device
 from fedsurrogate.common.run import Run
-from fedsurrogate.common.signed_models.signed_model import MODEL_FILE, settings_of_run
+from fedsurrogate.common.signed_models.signed_model import MODEL_FILE, is_simulated, settings_of_run
 from fedsurrogate.common.surrogates.surrogates import class_order
 from fedsurrogate.common.targets.metrics import measured, metrics_of
 from fedsurrogate.common.wire import model_proto
@@ -27,7 +27,6 @@ from fedsurrogate.strategies.base.one_shot import CENTRE_FILE, OneShot, in_order
 from fedsurrogate.strategies.base.outcome import Learned, PointSource, Suspect
 
 from .runs.reader import read_payloads
-from .runs.state import read_json
 
 # By name: the coordinator's code does not import the site's. In a simulation, this machine is every
 # site.
@@ -143,7 +142,7 @@ def scores_of(run: Path, model: Classifier) -> RefitScores | None:
     Raises:
         FedSurrogateError: the test records are no longer there.
     """
-    if read_json(run, "manifest.json").get("simulated") is not True:
+    if not is_simulated(run):
         return None
     config = settings_of_run(run)
     records = import_module(TEST_RECORDS)

@@ -125,7 +125,7 @@ def xray(
     heart = _heart(canvas, ratio)
     taken = np.maximum(taken, 0.62 * heart)
     seen = replace(canvas, lungs=(canvas.lungs[0] * (1 - heart), canvas.lungs[1] * (1 - heart)))
-    for name, draw in FINDINGS.items():
+    for name, (_, draw) in FINDINGS.items():
         if name in findings:
             taken = taken + draw(seen)
     # Film saturates: what is dense already becomes little denser.
@@ -145,7 +145,6 @@ def _canvas(chest: Chest, pixels: int, random: np.random.Generator) -> Canvas:
         x * np.cos(chest.tilt) + y * np.sin(chest.tilt),
         y * np.cos(chest.tilt) - x * np.sin(chest.tilt),
     )
-    bare = Canvas(x, y, chest, (x, y), random)
     lungs = []
     for sign in (-1, 1):
         # A lung is narrow at the top, and its base follows the diaphragm.
@@ -153,7 +152,7 @@ def _canvas(chest: Chest, pixels: int, random: np.random.Generator) -> Canvas:
         along = ((x - sign * 0.43) / width) ** 2 + (y / chest.height) ** 2
         base = 0.50 * chest.height + 0.10 * np.abs(x - sign * 0.43) / chest.lung
         lungs.append(_step(1 - along, 9.0) * _step(base + 0.12 - y, 22.0))
-    return Canvas(bare.x, bare.y, chest, (lungs[0], lungs[1]), random)
+    return Canvas(x, y, chest, (lungs[0], lungs[1]), random)
 
 
 def _body(canvas: Canvas) -> Drawing:
@@ -268,42 +267,26 @@ def _hernia(canvas: Canvas) -> Drawing:
     return 0.22 * outside - 0.34 * inside
 
 
-FINDINGS: dict[str, Callable[[Canvas], Drawing]] = {
-    "Atelectasis": _atelectasis,
-    "Cardiomegaly": lambda canvas: np.zeros_like(canvas.x),  # The heart is drawn wider.
-    "Effusion": _effusion,
-    "Infiltration": lambda canvas: _patch(canvas, -0.4, 0.4, 0.24, 0.26, 3.0),
-    "Mass": lambda canvas: _patch(canvas, -0.5, 0.3, 0.11, 0.52, 12.0),
-    "Nodule": lambda canvas: _patch(canvas, -0.6, 0.3, 0.05, 0.50, 12.0),
-    "Pneumonia": lambda canvas: _patch(canvas, 0.0, 0.5, 0.26, 0.44, 4.0),
-    "Pneumothorax": _pneumothorax,
-    "Consolidation": lambda canvas: _patch(canvas, -0.3, 0.5, 0.20, 0.52, 7.0),
-    "Edema": _edema,
-    "Emphysema": _emphysema,
-    "Fibrosis": _fibrosis,
-    "Pleural_Thickening": _thickening,
-    "Hernia": _hernia,
+# How often each finding is there, before the differences between hospitals, and what draws it.
+FINDINGS: dict[str, tuple[float, Callable[[Canvas], Drawing]]] = {
+    "Atelectasis": (0.20, _atelectasis),
+    "Cardiomegaly": (0.20, lambda canvas: np.zeros_like(canvas.x)),  # The heart is drawn wider.
+    "Effusion": (0.25, _effusion),
+    "Infiltration": (0.25, lambda canvas: _patch(canvas, -0.4, 0.4, 0.24, 0.26, 3.0)),
+    "Mass": (0.12, lambda canvas: _patch(canvas, -0.5, 0.3, 0.11, 0.52, 12.0)),
+    "Nodule": (0.15, lambda canvas: _patch(canvas, -0.6, 0.3, 0.05, 0.50, 12.0)),
+    "Pneumonia": (0.30, lambda canvas: _patch(canvas, 0.0, 0.5, 0.26, 0.44, 4.0)),
+    "Pneumothorax": (0.12, _pneumothorax),
+    "Consolidation": (0.12, lambda canvas: _patch(canvas, -0.3, 0.5, 0.20, 0.52, 7.0)),
+    "Edema": (0.12, _edema),
+    "Emphysema": (0.10, _emphysema),
+    "Fibrosis": (0.10, _fibrosis),
+    "Pleural_Thickening": (0.10, _thickening),
+    "Hernia": (0.06, _hernia),
 }
 
 
 NAMES = ("north", "south", "east", "west")
-# How often findings are there, before the differences between hospitals.
-FREQUENCY = {
-    "Atelectasis": 0.20,
-    "Cardiomegaly": 0.20,
-    "Effusion": 0.25,
-    "Infiltration": 0.25,
-    "Mass": 0.12,
-    "Nodule": 0.15,
-    "Pneumonia": 0.30,
-    "Pneumothorax": 0.12,
-    "Consolidation": 0.12,
-    "Edema": 0.12,
-    "Emphysema": 0.10,
-    "Fibrosis": 0.10,
-    "Pleural_Thickening": 0.10,
-    "Hernia": 0.06,
-}
 # Logarithms of the factors by which findings raise the hazard of the event.
 HAZARD = {"Mass": 1.2, "Edema": 0.9, "Effusion": 0.8, "Emphysema": 0.9, "Cardiomegaly": 0.6}
 YEARLY, LONGEST = 0.10, 8.0
@@ -403,7 +386,7 @@ def _drawn(
 ) -> Iterator[dict[str, str]]:
     """Draw one hospital's pictures, and yield the rows of its table."""
     (folder / "images").mkdir(parents=True)
-    often = {name: each * random.uniform(0.6, 1.5) for name, each in FREQUENCY.items()}
+    often = {name: each * random.uniform(0.6, 1.5) for name, (each, _) in FINDINGS.items()}
     exposure = (random.normal(0.0, 0.01), random.uniform(0.95, 1.05))
     notice = PngInfo()
     notice.add_text("Description", NOTICE)

@@ -24,12 +24,12 @@ from fedsurrogate.common.settings import DPCVAESettings, Settings
 from fedsurrogate.common.surrogates.class_sums import Sums
 from fedsurrogate.common.surrogates.surrogates import SumsSurrogate
 from fedsurrogate.common.wire.generator_files import pack_generator
-from fedsurrogate.common.wire.model_proto import pack_parameters, unpack_parameters
+from fedsurrogate.common.wire.model_proto import pack_parameters
 from fedsurrogate.common.wire.records import Info
 
 from .base.federation import Federation
 from .base.outcome import Defended
-from .base.rounds import Rounds
+from .base.rounds import RoundsOfParameters
 from .base.training import Training
 from .pooling.class_means import by_site, pool
 from .pooling.site_weights import POOLED, Total, false_numbers, robust_tensors, weight_of
@@ -293,7 +293,7 @@ class SharedGenerator(Federation):
         return self._shared, {}
 
 
-class DPCVAE(SharedGenerator, Rounds[Parameters]):
+class DPCVAE(SharedGenerator, RoundsOfParameters):
     """Training in `dpcvae.rounds` rounds. In the first, sites send class sizes and sums; in the
     others, decoder updates.
 
@@ -319,18 +319,6 @@ class DPCVAE(SharedGenerator, Rounds[Parameters]):
         the others.
         """
         return expected_shapes(training)
-
-    def parse(self, payload: bytes, training: Training) -> Parameters:
-        """Parse one site's class sums, or its decoder update.
-
-        Args:
-            payload: its bytes.
-            training: before the round.
-
-        Raises:
-            SurrogateError: for bytes that are no reply, or one with too many numbers.
-        """
-        return unpack_parameters(payload, most=sum(map(math.prod, self.shapes(training).values())))
 
     def check(self, reply: Parameters, training: Training) -> None:
         """Check the classes, and that some embeddings can have these sums.

@@ -30,19 +30,18 @@ from fedsurrogate.common.models.parameters import (
 from fedsurrogate.common.privacy.mechanism import DISTRIBUTED_SUMS, Mechanism
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import FedAvgSettings
-from fedsurrogate.common.wire.model_proto import unpack_parameters
 from fedsurrogate.common.wire.records import Info, to_record
 
 from .base.collection import Collection
 from .base.federation import COMPARE
 from .base.outcome import Defended, Site, share_in
-from .base.rounds import Rounds
+from .base.rounds import RoundsOfParameters
 from .base.training import Training
 from .pooling import site_weights
 from .robustness.defence import defend_updates
 
 
-class Updates(Rounds[Parameters]):
+class Updates(RoundsOfParameters):
     """FedAvg and related methods: a reply is the change of the model in a site's training.
 
     Example:
@@ -56,18 +55,6 @@ class Updates(Rounds[Parameters]):
     def _begin(self, grid: Grid, deadline: float) -> Training:
         training = super()._begin(grid, deadline)
         return with_memory(training)
-
-    def parse(self, payload: bytes, training: Training) -> Parameters:
-        """Parse one site's update.
-
-        Args:
-            payload: its bytes.
-            training: before the round.
-
-        Raises:
-            SurrogateError: for bytes that are no update, or one with too many numbers.
-        """
-        return unpack_parameters(payload, most=sum(map(math.prod, self.shapes(training).values())))
 
     def defend(self, training: Training, replies: Sequence[Parameters]) -> Defended[Parameters]:
         """Exclude updates that disagree with the others', cap weights, and bound each update.

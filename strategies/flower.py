@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
 
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -232,16 +231,8 @@ def worker_failure(why: str, reason: str | None) -> str:
 log = logging.getLogger("flwr")
 
 
-class Judge(Protocol):
-    """A function that evaluates the model at the coordinator after a round."""
-
-    def __call__(self, server_round: int, arrays: ArrayRecord, /) -> MetricRecord | None:
-        """Metrics of the arrays after a round.
-
-        Args:
-            server_round: number of the round; round 0 is before the first round.
-            arrays: of the model.
-        """
+# Evaluates the model at the coordinator: metrics of its arrays after a round, of which 0 is before the first.
+Judge = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
 class FlowerStrategy(Strategy):
@@ -353,7 +344,7 @@ class FlowerStrategy(Strategy):
         timeout: float | None = None,
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+        evaluate_fn: Judge | None = None,
     ) -> Result:
         """Run the federation.
 

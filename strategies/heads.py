@@ -17,8 +17,9 @@ from fedsurrogate.common.methods.method import Plan, load
 from fedsurrogate.common.models.classifiers import Classifier, Ensemble, Head, class_indices
 from fedsurrogate.common.models.parameters import Parameters, average, check_update
 from fedsurrogate.common.privacy.mechanism import Mechanism
+from fedsurrogate.common.privacy.shares import weight_of
 from fedsurrogate.common.run import Run
-from fedsurrogate.common.surrogates.class_sums import Sums, lengths
+from fedsurrogate.common.surrogates.class_sums import Sums, beyond
 from fedsurrogate.common.surrogates.surrogates import Header, class_order
 from fedsurrogate.common.wire.model_proto import unpack_parameters
 from fedsurrogate.common.wire.records import Info, to_record
@@ -33,7 +34,7 @@ from .base.outcome import Defended, Learned, Site, share_in
 from .closed_form.statistics import Statistics, of_noisy_sums, of_sums, of_total, sum_of
 from .flower import check_no_settings
 from .pooling.class_means import moved_parameters
-from .pooling.site_weights import FEWEST_SITES, POOLED, Total, robust_tensors
+from .pooling.site_weights import FEWEST_SITES, POOLED, Total, added, robust_tensors
 from .robustness.defence import cap_sums, caps, defend_heads
 
 # The logit of a class that a head was not trained on: far below all others, and within half
@@ -141,12 +142,8 @@ class Heads(OneShot[Parameters]):
 
     def check(self, sent: Parameters) -> None:
         """Check size of the numbers, round and records. Raises SurrogateError."""
-        check_update(
-            sent,
-            {name: tuple(tensor.shape) for name, tensor in sent.tensors.items()},
-            1,
-            private=False,
-        )
+        shapes = {name: tuple(tensor.shape) for name, tensor in sent.tensors.items()}
+        check_update(sent, shapes, 1, self.config.private)
 
     def most_numbers(self, payload: bytes) -> int:
         """Limit on the numbers in a message, zeros that are left out included; these take one bit
@@ -207,14 +204,11 @@ class Heads(OneShot[Parameters]):
         rows = torch.tensor([name in classes for name in sent.header.classes])
         if not rows.any():
             return None
-        header = replace(
-            sent.header, classes=tuple(name for name in sent.header.classes if name in classes)
-        )
         own = {
             each.name: sent.tensors[each.name][rows if each.shape[0] == "C" else slice(None)]
             for each in self.config.plan.messages.schema()
         }
-        return replace(sent, header=header, tensors=own)
+        return replace(sent, header=sent.header.restricted(classes), tensors=own)
 
 
 class HeadChain(Chain):
@@ -376,11 +370,8 @@ class FromStatistics(Heads):
 
     def check(self, sent: Parameters) -> None:
         """Check that some records can have these sums. Raises SurrogateError."""
-        private = self.config.mechanism is not None
-        check_update(
-            sent, {name: tuple(tensor.shape) for name, tensor in sent.tensors.items()}, 1, private
-        )
-        if private:
+        super().check(sent)
+        if self.config.private:
             _check_noisy(sent)
             return
         _check_counts(sent, self.dimension(sent))
@@ -414,7 +405,7 @@ class FromStatistics(Heads):
         model, facts = learned_by(self.config.plan)(
             pooled_sums(defended.kept, defended.capped, known), header
         )
-        return Learned(_on_clipped(model, self.config.mechanism), defended, facts=facts)
+        return Learned(on_clipped(model, self.config.mechanism), defended, facts=facts)
 
     def defend(self, sent: Sequence[Parameters], classes: tuple[str, ...]) -> Defended[Parameters]:
         """Cap weights: by records, and by the spread of the class means. One record of large numbers
@@ -483,16 +474,24 @@ def learn_from_sum(total: Total, run: Run) -> Learned:
             "a model that is no linear head cannot be used after the public map of secure aggregation"
         )
     mapped = total.mapped(model, run.public_frame(total.dimension))
-    return Learned(_on_clipped(mapped, run.mechanism), Defended([]), facts=facts)
+    return Learned(on_clipped(mapped, run.mechanism), Defended([]), facts=facts)
 
 
-def _on_clipped(model: Classifier, mechanism: Mechanism | None) -> Classifier:
-    """The model of features that are clipped first, as sites clip them before they add noise."""
-    if mechanism is None:
+def on_clipped(model: Classifier, claim: Mechanism | None) -> Classifier:
+    """The model of features that are changed first, as sites change them before they add noise.
+
+    Args:
+        model: of the changed features.
+        claim: of the sites; None without privacy.
+
+    Raises:
+        RunError: for a private model that is no linear head.
+    """
+    if claim is None:
         return model
     if not isinstance(model, Head):
         raise RunError("a private model from noisy sums must be a linear head")
-    return replace(model, clip=mechanism.clip)
+    return replace(model, clip=claim.clip, mean_over_columns=weight_of(claim.centre))
 
 
 def pooled_sums(
@@ -510,14 +509,7 @@ def pooled_sums(
         return sum_of(
             of_sums(each, classes).scaled(share) for each, share in zip(sent, shares, strict=True)
         )
-    tables = (
-        {name: share * each.tensors[name].double() for name in each.tensors}
-        for each, share in zip(sent, shares, strict=True)
-    )
-    total = next(tables)
-    for more in tables:
-        total = {name: total[name] + more[name] for name in total}
-    return of_noisy_sums(total)
+    return of_noisy_sums(added([each.tensors for each in sent], shares))
 
 
 def noise_of(sent: Parameters) -> dict[str, float]:
@@ -538,14 +530,9 @@ def noise_of(sent: Parameters) -> dict[str, float]:
 
 def _check_noisy(sent: Parameters) -> None:
     """Raise SurrogateError for sums that no records of norm at most one, and honest noise, have."""
-    tensors, sigmas = sent.tensors, noise_of(sent)
-    for name, length, most in lengths(Sums(tensors["counts"], tensors["sums"], None, sigmas)):
-        if bool((length > most).any()):
-            worst = int(torch.argmax(length - most))
-            raise SurrogateError(
-                f"{name} is {float(length[worst]):.4g}; records and noise give "
-                f"{float(most[worst]):.4g} at most"
-            )
+    sigmas = noise_of(sent)
+    if what := beyond(Sums(sent.tensors["counts"], sent.tensors["sums"], None, sigmas)):
+        raise SurrogateError(what)
 
 
 def _check_counts(sent: Parameters, dimension: int) -> None:

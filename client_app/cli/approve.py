@@ -24,19 +24,20 @@ from .options import (
 
 
 def approve(
-    file: Annotated[
-        Path, typer.Argument(help="The coordinator's file of `coordinator approval propose`.")
-    ],
-    officer: Annotated[str, typer.Option(help="Your name; the ledger will have it.")],
+    file: Path,
+    officer: Annotated[str, typer.Option()],
     node_config: Node,
-    refuse: Annotated[
-        bool, typer.Option("--refuse", help="Refuse this run: this site will not answer it.")
-    ] = False,
+    refuse: Annotated[bool, typer.Option("--refuse")] = False,
 ) -> None:
     """Approve or refuse a run for this site, before it starts.
 
     Nothing leaves. A refusal always holds. An approval is needed where the policy says require-officer = true, and
     stands in the ledger with each release of the run. A later decision replaces an earlier one.
+
+    Args:
+        file: The coordinator's file of `coordinator approval propose`.
+        officer: Your name; the ledger will have it.
+        refuse: Refuse this run: this site will not answer it.
     """
     from datetime import UTC, datetime
 
@@ -69,23 +70,10 @@ def approve(
 
 
 def enrol(
-    name: Annotated[
-        str, typer.Argument(metavar="SITE", help="This site's name in the federation.")
-    ],
-    hospital: Annotated[
-        str, typer.Option(help="The hospital's name, in words.", prompt="The hospital's name")
-    ],
-    contact: Annotated[
-        str,
-        typer.Option(
-            help="An e-mail address, for the coordinator.",
-            prompt="An e-mail address for the coordinator",
-        ),
-    ],
-    out: Annotated[
-        Path | None,
-        typer.Option(help="The site's folder, into which its kit is unpacked; default: ./SITE."),
-    ] = None,
+    name: Annotated[str, typer.Argument(metavar="SITE")],
+    hospital: Annotated[str, typer.Option(prompt="The hospital's name")],
+    contact: Annotated[str, typer.Option(prompt="An e-mail address for the coordinator")],
+    out: Path | None = None,
 ) -> None:
     """Make this site's key, and a request for the coordinator.
 
@@ -96,6 +84,12 @@ def enrol(
     Example: site enrol north --hospital 'St. Mary' --contact it@mary.example
 
     Asks for what is not given.
+
+    Args:
+        name: This site's name in the federation.
+        hospital: The hospital's name, in words.
+        contact: An e-mail address, for the coordinator.
+        out: The site's folder, into which its kit is unpacked; default: ./SITE.
     """
     from fedsurrogate.common.errors import ConfigError
     from fedsurrogate.common.files import replace_file
@@ -128,12 +122,7 @@ def enrol(
 
 
 def settings(
-    key: Annotated[
-        str,
-        typer.Argument(
-            metavar="[KEY]", help="A setting, such as data-dir.", autocompletion=complete_node_keys
-        ),
-    ] = "",
+    key: Annotated[str, typer.Argument(metavar="[KEY]", autocompletion=complete_node_keys)] = "",
     as_json: Json = False,
 ) -> None:
     """Explain the settings of a site, its node-config.
@@ -141,6 +130,9 @@ def settings(
     Shows meaning, default, range and unit.
 
     Example: site settings data-dir
+
+    Args:
+        key: A setting, such as data-dir.
     """
     from dataclasses import asdict
 
@@ -158,9 +150,7 @@ def settings(
 
 
 def policy(
-    file: Annotated[
-        Path | None, typer.Argument(help="A policy file; without one, that of the node-config.")
-    ] = None,
+    file: Annotated[Path | None, typer.Argument()] = None,
     node_config: MaybeNode = None,
     yes: ConfirmPolicy = False,
     as_json: Json = False,
@@ -169,10 +159,15 @@ def policy(
 
     Of the node-config's policy it asks for what that allows beyond the one in force: until a person has
     confirmed it, every run is refused. Exits with 1 if the file is wrong, or nobody can be asked.
+
+    Args:
+        file: A policy file; without one, that of the node-config.
     """
     from rich.box import SIMPLE_HEAD
     from rich.table import Column, Table
     from rich.text import Text
+
+    from fedsurrogate.common.help import meanings
 
     from ..governance.policy import DEFAULT, Policy, load_policy, shown
     from ..governance.work_limits import WorkLimits
@@ -192,7 +187,7 @@ def policy(
     for name in (*Policy.__annotations__, *WorkLimits.model_fields):
         value, default = getattr(found, name), getattr(DEFAULT, name)
         own, other = ("", "") if value == default else ("bold", f"; default: {shown(default)}")
-        meaning = f"{Policy.model_fields[name].description}{other}"
+        meaning = f"{meanings(Policy)[name]}{other}"
         table.add_row(name.replace("_", "-"), Text(shown(value), style=own), meaning)
     console.print(table)
     if found.irrevocable:
@@ -213,8 +208,6 @@ def forget(
             "--yes",
             prompt="Several exact sums with different sites may together show this hospital's own "
             "part, and exact runs over different records single ones. Forget",
-            help="Accept that further sums and runs without noise, together with earlier ones, may show "
-            "this hospital's own part, or single records.",
         ),
     ],
 ) -> None:
@@ -225,6 +218,10 @@ def forget(
 
     The next such sum may be with other sites, or over changed data, and the next run without noise may
     select other records. The old record is kept under another name; the ledger notes the decision.
+
+    Args:
+        yes: Accept that further sums and runs without noise, together with earlier ones, may show
+            this hospital's own part, or single records.
     """
     from ..secure_aggregation import forget as forget_sums
 

@@ -43,35 +43,13 @@ if TYPE_CHECKING:
 def check(
     node_config: Node,
     run_config: RunSettings = None,
-    proposal: Annotated[
-        Path | None,
-        typer.Option(help="The run of the coordinator's file of `coordinator approval propose`."),
-    ] = None,
-    attack: Annotated[
-        bool,
-        typer.Option("--attack", help="Attack the release: does it show which records were used?"),
-    ] = False,
-    sheet: Annotated[
-        bool,
-        typer.Option(
-            "--sheet",
-            help="Write a disclosure sheet: what leaves, to whom, its claim, and what attacks find. "
-            "It lies in the state folder, and the ledger's entry of the release has its address.",
-        ),
-    ] = False,
+    proposal: Path | None = None,
+    attack: Annotated[bool, typer.Option("--attack")] = False,
+    sheet: Annotated[bool, typer.Option("--sheet")] = False,
     seconds: Annotated[
-        float | None,
-        typer.Option(
-            help="Attack for this long, at least eight releases.",
-            show_default="60; with --sheet no longer",
-        ),
+        float | None, typer.Option(show_default="60; with --sheet no longer")
     ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="With --attack: folder for audit.html and audit.json.", show_default="audit"
-        ),
-    ] = None,
+    out: Annotated[Path | None, typer.Option(show_default="audit")] = None,
     as_json: Json = False,
 ) -> None:
     """Show what a run would send from here, what it costs, and whether the gate lets it.
@@ -86,6 +64,14 @@ def check(
     limit of the policy.
 
     Example: site check -c 'epsilon=1 delta=1e-5 classes=no,yes image-size=28'
+
+    Args:
+        proposal: The run of the coordinator's file of `coordinator approval propose`.
+        attack: Attack the release: does it show which records were used?
+        sheet: Write a disclosure sheet: what leaves, to whom, its claim, and what attacks find. It
+            lies in the state folder, and the ledger's entry of the release has its address.
+        seconds: Attack for this long, at least eight releases.
+        out: With --attack: folder for audit.html and audit.json.
     """
     node = node_of(node_config)
     if proposal is not None:
@@ -215,28 +201,12 @@ def doctor(
     kit: KitFolder = None,
     node_config: MaybeNode = None,
     run_config: RunSettings = None,
-    superlink: Annotated[
-        str,
-        typer.Option(
-            metavar="HOST:PORT", help="The coordinator; without it only this machine is checked."
-        ),
-    ] = "",
+    superlink: Annotated[str, typer.Option(metavar="HOST:PORT")] = "",
     root_certificates: RootCertificates = None,
     auth_supernode_private_key: SiteKey = None,
-    fingerprint: Annotated[
-        str, typer.Option(help="Fingerprint of the coordinator's backbone.")
-    ] = "",
-    link_only: Annotated[
-        bool, typer.Option("--link-only", help="Check the connection only, as a health check.")
-    ] = False,
-    runtime: Annotated[
-        str,
-        typer.Option(
-            metavar="unix:/PATH",
-            help="The socket of `site node`: check also whether `site app` uses this policy; with "
-            "--link-only, whether it has found the data.",
-        ),
-    ] = "",
+    fingerprint: str = "",
+    link_only: Annotated[bool, typer.Option("--link-only")] = False,
+    runtime: Annotated[str, typer.Option(metavar="unix:/PATH")] = "",
     as_json: Json = False,
 ) -> None:
     """Check this machine and its connection before a run.
@@ -244,6 +214,13 @@ def doctor(
     Takes the folder of a kit, or the same options as `site join`. Without any, it lists what
     it needs. Nothing is changed, nothing leaves. Exits with 1 if a check fails, with 2 if there is
     nothing to examine, with 3 if only the ledger fails, because nobody has opened it.
+
+    Args:
+        superlink: The coordinator; without it only this machine is checked.
+        fingerprint: Fingerprint of the coordinator's backbone.
+        link_only: Check the connection only, as a health check.
+        runtime: The socket of `site node`: check also whether `site app` uses this policy; with
+            --link-only, whether it has found the data.
     """
     from dataclasses import asdict
     from itertools import chain
@@ -308,13 +285,7 @@ def _check_site(run: Run, node: NodeConfig, fingerprint: str, run_named: bool) -
 
 def metrics(
     node_config: MaybeNode = None,
-    runtime: Annotated[
-        str,
-        typer.Option(
-            metavar="unix:/PATH",
-            help="The socket of `site node`: the running `site app` then gives the figures.",
-        ),
-    ] = "",
+    runtime: Annotated[str, typer.Option(metavar="unix:/PATH")] = "",
     certificate: WatchedCertificates = None,
     listen: Listen = LISTEN,
     exposed: Exposed = False,
@@ -324,6 +295,9 @@ def metrics(
     Shows budget, ledger, data, disks and certificates. With --runtime it reads nothing of the site
     itself, so it may have a network and needs no folder but that of the socket. Otherwise it reads
     the ledger of the node-config. Needs the extra `monitor`.
+
+    Args:
+        runtime: The socket of `site node`: the running `site app` then gives the figures.
     """
     from fedsurrogate.common.metrics_page import MachineCollector, is_loopback, serve_page
 

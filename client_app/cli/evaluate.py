@@ -26,22 +26,23 @@ if TYPE_CHECKING:
 def adapt(
     model: ModelArgument = "in-use",
     node_config: MaybeNode = None,
-    data_dir: Annotated[
-        str, typer.Option(help="Labelled records; else the training records of this site.")
-    ] = "",
+    data_dir: str = "",
     data: LabelledKind = None,
     label_column: LabelColumn = "label",
     patient_column: PatientColumn = "",
-    store: Annotated[
-        bool, typer.Option("--store", help="Use the chosen model at this site from now on.")
-    ] = False,
-    remove: Annotated[bool, typer.Option("--remove", help="Go back to the shared model.")] = False,
+    store: Annotated[bool, typer.Option("--store")] = False,
+    remove: Annotated[bool, typer.Option("--remove")] = False,
     as_json: Json = False,
 ) -> None:
     """Adapt a shared model to this site's own records.
 
     Only if that is significantly better. Nothing leaves. Compares by cross-validation: the shared
     model, its scores moved, scaled, or corrected by a ridge on own records.
+
+    Args:
+        data_dir: Labelled records; else the training records of this site.
+        store: Use the chosen model at this site from now on.
+        remove: Go back to the shared model.
     """
     from fedsurrogate.common.models.classifiers import target_of_model
     from fedsurrogate.common.targets.metrics import facts_of
@@ -128,79 +129,23 @@ BagColumn = Annotated[
 def evaluate(
     model: ModelArgument = "in-use",
     node_config: MaybeNode = None,
-    out: Annotated[
-        Path, typer.Option(help="Folder for evaluation.html and evaluation.json.")
-    ] = Path("evaluation"),
-    data_dir: Annotated[
-        str,
-        typer.Option(
-            help="Labelled records that the run has not seen; else the test records of this site."
-        ),
-    ] = "",
+    out: Path = Path("evaluation"),
+    data_dir: str = "",
     data: LabelledKind = None,
     label_column: LabelColumn = "label",
     patient_column: PatientColumn = "",
     bag_column: BagColumn = "",
-    by: Annotated[
-        str,
-        typer.Option(
-            metavar="column,column", help="Also by the values of these columns of the table."
-        ),
-    ] = "",
-    known_only: Annotated[
-        bool,
-        typer.Option(
-            "--known-only", help="Leave out records of classes that the model does not know."
-        ),
-    ] = False,
-    positive: Annotated[
-        str, typer.Option(help="The class that a threshold is for; of two classes, the last.")
-    ] = "",
-    threshold: Annotated[
-        float | None, typer.Option(help="Smallest probability of that class.")
-    ] = None,
-    sensitivity: Annotated[
-        float,
-        typer.Option(help="Choose the threshold for this sensitivity, on half of the records."),
-    ] = 0.0,
-    specificity: Annotated[
-        float,
-        typer.Option(
-            help="Choose the threshold of each label for this specificity, on half of the records."
-        ),
-    ] = 0.0,
-    prevalence: Annotated[
-        str,
-        typer.Option(
-            metavar="label=share,...|here",
-            help="Share of records with each label here, for which its probabilities are; here: "
-            "that of half of the records.",
-        ),
-    ] = "",
-    temperature: Annotated[
-        bool,
-        typer.Option(
-            "--temperature", help="Fit a temperature for probabilities, on half of the records."
-        ),
-    ] = False,
-    abstain: Annotated[
-        float,
-        typer.Option(
-            help="Choose the score above which the model abstains, for this share of records, on "
-            "half of them."
-        ),
-    ] = 0.0,
-    score: Annotated[
-        OodScore | None, typer.Option(help="The out-of-distribution score for --abstain.")
-    ] = None,
-    store: Annotated[
-        bool,
-        typer.Option(
-            "--store",
-            help="Store thresholds, prevalence, temperature and the number of --abstain with the "
-            "model.",
-        ),
-    ] = False,
+    by: Annotated[str, typer.Option(metavar="column,column")] = "",
+    known_only: Annotated[bool, typer.Option("--known-only")] = False,
+    positive: str = "",
+    threshold: float | None = None,
+    sensitivity: float = 0.0,
+    specificity: float = 0.0,
+    prevalence: Annotated[str, typer.Option(metavar="label=share,...|here")] = "",
+    temperature: Annotated[bool, typer.Option("--temperature")] = False,
+    abstain: float = 0.0,
+    score: OodScore | None = None,
+    store: Annotated[bool, typer.Option("--store")] = False,
     as_json: Json = False,
 ) -> None:
     """Judge a model on labelled records of this site.
@@ -208,6 +153,24 @@ def evaluate(
     Writes metrics with intervals and plots, also by groups. Nothing leaves.
 
     Example: site evaluate --out evaluation --by scanner,sex
+
+    Args:
+        out: Folder for evaluation.html and evaluation.json.
+        data_dir: Labelled records that the run has not seen; else the test records of this site.
+        by: Also by the values of these columns of the table.
+        known_only: Leave out records of classes that the model does not know.
+        positive: The class that a threshold is for; of two classes, the last.
+        threshold: Smallest probability of that class.
+        sensitivity: Choose the threshold for this sensitivity, on half of the records.
+        specificity: Choose the threshold of each label for this specificity, on half of the
+            records.
+        prevalence: Share of records with each label here, for which its probabilities are; here:
+            that of half of the records.
+        temperature: Fit a temperature for probabilities, on half of the records.
+        abstain: Choose the score above which the model abstains, for this share of records, on half
+            of them.
+        score: The out-of-distribution score for --abstain.
+        store: Store thresholds, prevalence, temperature and the number of --abstain with the model.
     """
     from ..model_use.adaptation import adapted_classifier
     from ..model_use.calibration import Wish, own_gaussians, read_calibration, store_calibration

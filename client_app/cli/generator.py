@@ -34,30 +34,24 @@ File = Annotated[
 
 @generator_app.command()
 def synthesize(
-    run: Annotated[
-        str,
-        typer.Argument(
-            help="A run's folder, a generator's file, Flower's number of a run of this site, or "
-            "'latest'."
-        ),
-    ],
-    out: Annotated[
-        Path,
-        typer.Option(
-            help="The safetensors file to write: x, y, and a manifest with the privacy claim."
-        ),
-    ],
-    per_class: Annotated[int, typer.Option(min=0, help="Number of embeddings of every class.")] = 0,
-    total: Annotated[
-        int, typer.Option(min=0, help="Or their number in all; shares of classes as at all sites.")
-    ] = 0,
-    seed: Annotated[int, typer.Option(min=0, help="Another seed gives other embeddings.")] = 0,
+    run: str,
+    out: Annotated[Path, typer.Option()],
+    per_class: Annotated[int, typer.Option(min=0)] = 0,
+    total: Annotated[int, typer.Option(min=0)] = 0,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
     node_config: MaybeNode = None,
     as_json: Json = False,
 ) -> None:
     """Draw synthetic embeddings from the generator of a dpcvae run.
 
     This costs no privacy, even if repeated.
+
+    Args:
+        run: A run's folder, a generator's file, Flower's number of a run of this site, or 'latest'.
+        out: The safetensors file to write: x, y, and a manifest with the privacy claim.
+        per_class: Number of embeddings of every class.
+        total: Or their number in all; shares of classes as at all sites.
+        seed: Another seed gives other embeddings.
     """
     from fedsurrogate.common.models.generators import labels_evenly, labels_like
     from fedsurrogate.common.wire.generator_files import (
@@ -109,22 +103,20 @@ def classify(
     file: File,
     node_config: Node,
     run_config: RunSettings = None,
-    groups: Annotated[
-        str,
-        typer.Option(metavar="'name=class,class; ...'", help="Coarser labels; every class in one."),
-    ] = "",
-    validation: Annotated[
-        float, typer.Option(min=0.01, max=0.9, help="Share of training records for validation.")
-    ] = 0.2,
-    out: Annotated[
-        Path | None, typer.Option(help="Write both heads and the weight: safetensors.")
-    ] = None,
+    groups: Annotated[str, typer.Option(metavar="'name=class,class; ...'")] = "",
+    validation: Annotated[float, typer.Option(min=0.01, max=0.9)] = 0.2,
+    out: Path | None = None,
     as_json: Json = False,
 ) -> None:
     """Train a head on this site's records and one on synthetic embeddings, and mix them.
 
     The weight of the own head maximises validation accuracy. Prints accuracy and balanced accuracy
     on the site's test records. Nothing leaves the site.
+
+    Args:
+        groups: Coarser labels; every class in one.
+        validation: Share of training records for validation.
+        out: Write both heads and the weight: safetensors.
     """
     from rich.table import Table
 
@@ -178,15 +170,8 @@ def ood(
     file: File,
     node_config: Node,
     run_config: RunSettings = None,
-    unknown: Annotated[
-        str,
-        typer.Option(
-            metavar="class,class", help="Classes to treat as unknown, for a test of the scores."
-        ),
-    ] = "",
-    out: Annotated[
-        Path | None, typer.Option(help="Write the score of every test record: CSV.")
-    ] = None,
+    unknown: Annotated[str, typer.Option(metavar="class,class")] = "",
+    out: Path | None = None,
     as_json: Json = False,
 ) -> None:
     """Out-of-distribution scores of this site's test records.
@@ -194,6 +179,10 @@ def ood(
     Against synthetic embeddings, its own, and both. The score is the squared Mahalanobis distance
     to the nearest known class. Classes in --unknown, and classes that the run does not have, are
     not known. The area under the ROC curve measures how well the scores detect them.
+
+    Args:
+        unknown: Classes to treat as unknown, for a test of the scores.
+        out: Write the score of every test record: CSV.
     """
     import torch
     from rich.table import Table

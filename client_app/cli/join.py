@@ -256,25 +256,12 @@ def _quoted(word: str) -> str:
 def join(
     kit: KitFolder = None,
     node_config: MaybeNode = None,
-    superlink: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="The coordinator's Fleet API.")
-    ] = "",
+    superlink: Annotated[str, typer.Option(metavar="HOST:PORT")] = "",
     root_certificates: RootCertificates = None,
     auth_supernode_private_key: SiteKey = None,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="No TLS: only if all runs on one machine.")
-    ] = False,
-    yes: Annotated[
-        bool,
-        typer.Option(
-            "--yes",
-            help="Ask nothing: confirm the policy and the classes that the data have, and open the ledger of "
-            "new data.",
-        ),
-    ] = False,
-    install: Annotated[
-        bool, typer.Option("--install", help="Write a service of systemd that joins, and end.")
-    ] = False,
+    insecure: Annotated[bool, typer.Option("--insecure")] = False,
+    yes: Annotated[bool, typer.Option("--yes")] = False,
+    install: Annotated[bool, typer.Option("--install")] = False,
 ) -> None:
     """Take part in a federation until Ctrl-C.
 
@@ -287,6 +274,13 @@ def join(
 
     Waits for a coordinator that is not running yet. Exits with 1 and the reason if this site cannot
     join.
+
+    Args:
+        superlink: The coordinator's Fleet API.
+        insecure: No TLS: only if all runs on one machine.
+        yes: Ask nothing: confirm the policy and the classes that the data have, and open the ledger
+            of new data.
+        install: Write a service of systemd that joins, and end.
     """
     from ..diagnostics.connection_checks import Link
     from ..processes.own_account import own_folder, own_socket

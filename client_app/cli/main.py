@@ -56,17 +56,9 @@ ledger_app.command()(forget)
 
 @app.command("app", hidden=True)
 def run_app(
-    runtime: Annotated[
-        str,
-        typer.Option(
-            metavar="unix:/PATH",
-            help="The SuperNode's Runtime API, in a folder of this user's.",
-        ),
-    ],
+    runtime: Annotated[str, typer.Option(metavar="unix:/PATH")],
     node_config: Node,
-    joined: Annotated[
-        bool, typer.Option("--joined", help="As `site join` starts it: the data were looked at.")
-    ] = False,
+    joined: Annotated[bool, typer.Option("--joined")] = False,
 ) -> None:
     """Run the tasks of a SuperNode with the code installed here; code that arrives with a run is
     never started.
@@ -75,6 +67,10 @@ def run_app(
     own node-config holds, whatever the SuperNode says. It looks at the site's data first, and `site
     node` joins when they are as many as the policy's smallest-site; otherwise it ends with the
     reason, to be started again.
+
+    Args:
+        runtime: The SuperNode's Runtime API, in a folder of this user's.
+        joined: As `site join` starts it: the data were looked at.
     """
     from ..processes.app_process import serve
 
@@ -86,15 +82,8 @@ def run_app(
 )
 def run_node(
     context: typer.Context,
-    runtime: Annotated[
-        str, typer.Option(metavar="unix:/PATH", help="The socket to which `site app` connects.")
-    ],
-    retry: Annotated[
-        float,
-        typer.Option(
-            min=0, metavar="SECONDS", help="Start again this long after an error; 0: end with it."
-        ),
-    ] = 0.0,
+    runtime: Annotated[str, typer.Option(metavar="unix:/PATH")],
+    retry: Annotated[float, typer.Option(min=0, metavar="SECONDS")] = 0.0,
 ) -> None:
     """Start this site's SuperNode, which starts no app, on a Unix socket. Takes the other arguments
     of flower-supernode.
@@ -104,6 +93,10 @@ def run_node(
 
     Example: site node --runtime unix:/runtime/app --superlink fl.example.org:9092
     --root-certificates ca.crt --auth-supernode-private-key site.key
+
+    Args:
+        runtime: The socket to which `site app` connects.
+        retry: Start again this long after an error; 0: end with it.
     """
     from ..processes.supervisor import serve_node
 
@@ -239,36 +232,22 @@ def _row(rounds: Sequence[dict[str, Any]]) -> list[str]:
 @ledger_app.command()
 def reopen(
     node_config: Node,
-    reason: Annotated[
-        str, typer.Option(help="The reason; it is written to the new ledger.", prompt="Why")
-    ],
-    epsilon_spent: Annotated[
-        float,
-        typer.Option(
-            min=0,
-            help="Epsilon to count as spent, at the policy's delta; --keep adds it.",
-            prompt="Epsilon spent",
-        ),
-    ],
-    keep: Annotated[
-        bool,
-        typer.Option(
-            "--keep", help="Keep the entries: the ledger is intact, its check log is not."
-        ),
-    ] = False,
-    seen: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            help="With --keep: entries that the coordinator has seen, as the error says, so that the missing "
-            "ones count as spent.",
-        ),
-    ] = 0,
+    reason: Annotated[str, typer.Option(prompt="Why")],
+    epsilon_spent: Annotated[float, typer.Option(min=0, prompt="Epsilon spent")],
+    keep: Annotated[bool, typer.Option("--keep")] = False,
+    seen: Annotated[int, typer.Option(min=0)] = 0,
 ) -> None:
     """Decide about a ledger that is damaged or lost, or that its check log contradicts.
 
     Begins a new ledger with a new check log. The old files are kept under other names, which the new
     ledger lists.
+
+    Args:
+        reason: The reason; it is written to the new ledger.
+        epsilon_spent: Epsilon to count as spent, at the policy's delta; --keep adds it.
+        keep: Keep the entries: the ledger is intact, its check log is not.
+        seen: With --keep: entries that the coordinator has seen, as the error says, so that the
+            missing ones count as spent.
     """
     from fedsurrogate.common.settings import Settings
 
@@ -302,14 +281,9 @@ def key(node_config: Node) -> None:
 
 @offline_app.command()
 def release(
-    request: Annotated[
-        Path,
-        typer.Argument(
-            help="A file of `coordinator offline request` or `coordinator offline exchange`."
-        ),
-    ],
+    request: Path,
     node_config: Node,
-    out: Annotated[Path, typer.Option(help="The bundle or reply to write, for the coordinator.")],
+    out: Annotated[Path, typer.Option()],
     as_json: Json = False,
 ) -> None:
     """Answer a request in a signed file.
@@ -317,6 +291,10 @@ def release(
     This needs no network connection to the coordinator. The request must be signed with the
     coordinator's key in the node-config (coordinator-key), and is answered only once. A release is
     charged to the ledger, and is byte for byte the same as over the network.
+
+    Args:
+        request: A file of `coordinator offline request` or `coordinator offline exchange`.
+        out: The bundle or reply to write, for the coordinator.
     """
     from fedsurrogate.common.escapes import human_bytes
 
@@ -337,21 +315,19 @@ def release(
 
 @app.command(hidden=True)
 def features(
-    out: Annotated[
-        Path,
-        typer.Option(help="The safetensors file to write: x, y, and the backbone's fingerprint."),
-    ],
+    out: Annotated[Path, typer.Option()],
     node_config: Node,
     run_config: RunSettings = None,
-    part: Annotated[
-        Literal["all", "train", "test"],
-        typer.Option(help="Which images: all of them, or those of one part of their split."),
-    ] = "all",
+    part: Literal["all", "train", "test"] = "all",
 ) -> None:
     """Write the features of a folder of images to a file, for public images (fedpft.public) or for
     later use.
 
     Names every image that cannot be read, and exits with 0 if there are others.
+
+    Args:
+        out: The safetensors file to write: x, y, and the backbone's fingerprint.
+        part: Which images: all of them, or those of one part of their split.
     """
     import torch
     from safetensors.torch import save_file

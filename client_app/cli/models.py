@@ -16,7 +16,7 @@ from .options import KitFolder, MaybeNode, Node, node_of, print_json
 
 
 def backup(
-    file: Annotated[Path, typer.Argument(help="The file to write; only you can read it.")],
+    file: Path,
     kit: KitFolder = None,
     node_config: MaybeNode = None,
 ) -> None:
@@ -26,6 +26,9 @@ def backup(
     shows later whether this backup is older than what has left.
 
     Example: site backup north-2026-11-29.backup north/
+
+    Args:
+        file: The file to write; only you can read it.
     """
     from fedsurrogate.common.settings.base import parse_overrides
 
@@ -43,7 +46,7 @@ def backup(
 
 
 def restore(
-    file: Annotated[Path, typer.Argument(help="A file of `site backup`.")],
+    file: Path,
     kit: KitFolder = None,
 ) -> None:
     """Restore a backup, and hold its ledger against the check log.
@@ -53,6 +56,9 @@ def restore(
     nothing leaves until a person states what is missing. Exits with 1 then.
 
     Example: site restore north-2026-11-29.backup north/
+
+    Args:
+        file: A file of `site backup`.
     """
     from ..backup import restore_backup
 
@@ -138,23 +144,20 @@ def list_kept(node_config: Node, as_json: Json = False) -> None:
 
 @models_app.command()
 def add(
-    file: Annotated[
-        Path, typer.Argument(help="A model file, written by a run or by `coordinator export`.")
-    ],
+    file: Path,
     node_config: Node,
-    signer: Annotated[
-        str,
-        typer.Option(
-            help="Public key of the coordinator, if the node-config has no coordinator-key.",
-            metavar="HEX",
-        ),
-    ] = "",
-    use_it: Annotated[bool, typer.Option("--use", help="Put it in use as well.")] = False,
+    signer: Annotated[str, typer.Option(metavar="HEX")] = "",
+    use_it: Annotated[bool, typer.Option("--use")] = False,
 ) -> None:
     """Keep a model file that was brought by a person.
 
     Its signature must fit the coordinator's key. Commands take it when they name none only after
     --use, or `site models use`.
+
+    Args:
+        file: A model file, written by a run or by `coordinator export`.
+        signer: Public key of the coordinator, if the node-config has no coordinator-key.
+        use_it: Put it in use as well.
     """
     from fedsurrogate.common.signed_models.signed_model import read_signed_model
 
@@ -182,17 +185,14 @@ def add(
 @models_app.command()
 def use(
     node_config: Node,
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="[NAME]",
-            help="The name of a kept model; it may be left out if only one is kept.",
-        ),
-    ] = "",
+    name: Annotated[str, typer.Argument(metavar="[NAME]")] = "",
 ) -> None:
     """Put a kept model in use: commands take it when they name none.
 
     No model is in use before a person decides it, also not the first one.
+
+    Args:
+        name: The name of a kept model; it may be left out if only one is kept.
     """
     from ..model_use.store import only_kept, use_model
 

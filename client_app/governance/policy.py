@@ -37,141 +37,85 @@ log = logging.getLogger("fedsurrogate.site")
 
 
 class Policy(WorkLimits):
-    """Limits on releases and on work. The defaults hold at a site without a policy file."""
+    """Limits on releases and on work. The defaults hold at a site without a policy file.
 
-    methods: Names = Field(("*",), description="methods that a run may use; patterns such as '*'")
-    backbones: Names = Field(
-        ("*",), description="backbones that a run may use; patterns such as 'torchvision:*'"
-    )
-    mechanisms: Names = Field(
-        ("sums", "dp-em", "dp-sgd", "counts"),
-        description="privacy mechanisms that a run may use; 'theorem-4.1' protects less",
-    )
-    without_dp: bool = Field(
-        False, description="whether anything may leave without differential privacy"
-    )
-    epsilon_per_run: float = Field(
-        1.0, gt=0, le=NO_LIMIT, description="largest epsilon of one run, all its rounds together"
-    )
-    epsilon_total: float = Field(
-        4.0,
-        gt=0,
-        le=NO_LIMIT,
-        description="largest epsilon of all releases of one folder of data, at delta-total",
-    )
-    delta: float = Field(
-        1e-5,
-        gt=0,
-        le=0.01,
-        description="largest delta of a run; the total of runs without sampling is computed at it",
-    )
-    delta_total: float = Field(
-        0.0,
-        ge=0,
-        le=0.1,
-        description="delta of all releases together; the part above delta is for sampled runs; 0: "
-        "twice delta",
-    )
-    smallest_class: int = Field(
-        10, ge=1, description="records that a class needs to be released, except with 'sums'"
-    )
-    smallest_site: int = Field(
-        1,
-        ge=0,
-        description="fewest records in data-dir with which this site joins, so that an empty or "
-        "unmounted folder stays out; taking part then reveals that there are as many; 0: it always "
-        "joins",
-    )
-    exact_counts: Names = Field(
-        (),
-        description="counts that may leave without noise although without-dp = false: evaluation, "
-        "survey; epsilon-total does not cover them, and a coordinator that chooses the models can "
-        "find single records in their differences",
-    )
-    smallest_cell: int = Field(
-        10,
-        ge=1,
-        description="records that a class needs in counts without noise; cells of its decisions "
-        "can be smaller",
-    )
-    show_evaluation: bool = Field(
-        False,
-        description="whether results of an evaluation may name this site's own share, with its "
-        "noise",
-    )
-    largest_payload_mib: float = Field(
-        256.0, gt=0, le=4096, description="largest message that may leave, MiB"
-    )
-    require_seal: bool = Field(
-        False, description="whether only sealed chains are answered, so all releases are encrypted"
-    )
+    Attributes:
+        methods: methods that a run may use; patterns such as '*'
+        backbones: backbones that a run may use; patterns such as 'torchvision:*'
+        mechanisms: privacy mechanisms that a run may use; 'theorem-4.1' protects less
+        without_dp: whether anything may leave without differential privacy
+        epsilon_per_run: largest epsilon of one run, all its rounds together
+        epsilon_total: largest epsilon of all releases of one folder of data, at delta-total
+        delta: largest delta of a run; the total of runs without sampling is computed at it
+        delta_total: delta of all releases together; the part above delta is for sampled runs; 0:
+            twice delta
+        smallest_class: records that a class needs to be released, except with 'sums'
+        smallest_site: fewest records in data-dir with which this site joins, so that an empty or
+            unmounted folder stays out; taking part then reveals that there are as many; 0: it
+            always joins
+        exact_counts: counts that may leave without noise although without-dp = false: evaluation,
+            survey; epsilon-total does not cover them, and a coordinator that chooses the models can
+            find single records in their differences
+        smallest_cell: records that a class needs in counts without noise; cells of its decisions
+            can be smaller
+        show_evaluation: whether results of an evaluation may name this site's own share, with its
+            noise
+        largest_payload_mib: largest message that may leave, MiB
+        require_seal: whether only sealed chains are answered, so all releases are encrypted
+        require_secure_aggregation: whether only secure aggregation is answered, so that the
+            coordinator never sees this site's part alone
+        smallest_sum: fewest sites in secure aggregation, colluding ones included
+        smallest_colluding: smallest share of colluding sites against which secure aggregation must
+            be safe
+        exact_sums_at_models: whether answers that depend on a model from the coordinator (updates,
+            residuals, decisions) may leave without noise, in secure aggregation or not; a crafted
+            model makes them show single records
+        exact_runs_may_differ: whether runs without noise may select other records than the first
+            one (split, seed, classes, target, bags); the difference of two such runs shows single
+            records
+        local_epsilon: largest epsilon of a run in secure aggregation, all rounds, by this site's
+            own noise alone; 0 for no limit
+        require_approval: how many people must have signed the proposal of a run before it starts; 0
+            for none
+        approvers: file next to this one with the public keys of the people who may sign; lines of
+            `coordinator approval key`
+        require_officer: whether an officer of this site must approve each run before it starts,
+            with `site approve`
+        largest_attack_auc: largest AUC of membership inference on a release without privacy, at the
+            upper end of its interval; 1 for no limit
+        smallest_nearest_ratio: smallest distance of a released mean from the nearest record used,
+            as a share of that from the nearest other record; 0 for no limit
+    """
 
-    require_secure_aggregation: bool = Field(
-        False,
-        description="whether only secure aggregation is answered, so that the coordinator never sees "
-        "this site's part alone",
-    )
-    smallest_sum: int = Field(
-        3, ge=2, description="fewest sites in secure aggregation, colluding ones included"
-    )
-    smallest_colluding: float = Field(
-        1 / 3,
-        ge=0,
-        lt=1,
-        description="smallest share of colluding sites against which secure aggregation must be safe",
-    )
-    exact_sums_at_models: bool = Field(
-        False,
-        description="whether answers that depend on a model from the coordinator (updates, "
-        "residuals, decisions) may leave without noise, in secure aggregation or not; a crafted "
-        "model makes them show single records",
-    )
-    exact_runs_may_differ: bool = Field(
-        False,
-        description="whether runs without noise may select other records than the first one (split, "
-        "seed, classes, target, bags); the difference of two such runs shows single records",
-    )
-    local_epsilon: float = Field(
-        0.0,
-        ge=0,
-        le=NO_LIMIT,
-        description="largest epsilon of a run in secure aggregation, all rounds, by this site's own "
-        "noise alone; 0 for no limit",
-    )
+    methods: Names = ("*",)
+    backbones: Names = ("*",)
+    mechanisms: Names = ("sums", "dp-em", "dp-sgd", "counts")
+    without_dp: bool = False
+    epsilon_per_run: float = Field(1.0, gt=0, le=NO_LIMIT)
+    epsilon_total: float = Field(4.0, gt=0, le=NO_LIMIT)
+    delta: float = Field(1e-5, gt=0, le=0.01)
+    delta_total: float = Field(0.0, ge=0, le=0.1)
+    smallest_class: int = Field(10, ge=1)
+    smallest_site: int = Field(1, ge=0)
+    exact_counts: Names = ()
+    smallest_cell: int = Field(10, ge=1)
+    show_evaluation: bool = False
+    largest_payload_mib: float = Field(256.0, gt=0, le=4096)
+    require_seal: bool = False
 
-    require_approval: int = Field(
-        0,
-        ge=0,
-        le=20,
-        description="how many people must have signed the proposal of a run before it starts; 0 "
-        "for none",
-    )
-    approvers: str = Field(
-        "approvers.toml",
-        min_length=1,
-        description="file next to this one with the public keys of the people who may sign; lines of "
-        "`coordinator approval key`",
-    )
-    require_officer: bool = Field(
-        False,
-        description="whether an officer of this site must approve each run before it starts, with "
-        "`site approve`",
-    )
+    require_secure_aggregation: bool = False
+    smallest_sum: int = Field(3, ge=2)
+    smallest_colluding: float = Field(1 / 3, ge=0, lt=1)
+    exact_sums_at_models: bool = False
+    exact_runs_may_differ: bool = False
+    local_epsilon: float = Field(0.0, ge=0, le=NO_LIMIT)
 
-    largest_attack_auc: float = Field(
-        1.0,
-        ge=0.5,
-        le=1,
-        description="largest AUC of membership inference on a release without privacy, at the upper "
-        "end of its interval; 1 for no limit",
-    )
-    smallest_nearest_ratio: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description="smallest distance of a released mean from the nearest record used, as a share "
-        "of that from the nearest other record; 0 for no limit",
-    )
+    require_approval: int = Field(0, ge=0, le=20)
+    approvers: str = Field("approvers.toml", min_length=1)
+    require_officer: bool = False
+
+    largest_attack_auc: float = Field(1.0, ge=0.5, le=1)
+    smallest_nearest_ratio: float = Field(0.0, ge=0, le=1)
 
     @property
     def in_words(self) -> str:

@@ -113,50 +113,49 @@ REQUESTS_FILE = "requests.json"
 
 
 class WorkLimits(Section):
-    """Keys of the policy that bound work, memory and disk."""
+    """Keys of the policy that bound work, memory and disk.
 
-    most_classes: int = Field(1000, ge=1, description="classes that a run may name")
-    longest_class_name: int = Field(200, ge=1, description="characters of a class name")
-    largest_image_size: int = Field(1024, ge=1, description="image-size of a run, pixels")
-    largest_dimension: int = Field(8192, ge=1, description="numbers in the features of one image")
-    largest_width: int = Field(2048, ge=1, description="width, hidden and latent size of a model")
-    most_components: int = Field(100, ge=1, description="components of a mixture, one class")
-    largest_rank: int = Field(512, ge=1, description="rank of a covariance")
-    most_synthetic: int = Field(
-        1_000_000, ge=1, description="synthetic records or images that a site must keep in a run"
-    )
-    most_numbers: int = Field(
-        2_000_000_000,
-        ge=1,
-        description="estimated count of numbers in model, gradients and statistics of a run",
-    )
-    most_rounds: int = Field(1000, ge=1, description="rounds of a run")
-    most_steps: int = Field(20_000, ge=1, description="steps of training in one round")
-    most_passes: int = Field(
-        1000, ge=1, description="passes over the training records in one round"
-    )
-    most_seconds: float = Field(
-        3 * DAY, gt=0, description="seconds from the first request of a run to its last"
-    )
-    requests_per_run: int = Field(10_000, ge=1, description="requests that one run may make")
-    requests_per_hour: int = Field(1000, ge=1, description="requests of all runs in an hour")
-    extractions_per_day: int = Field(
-        8,
-        ge=1,
-        description="backbones and image sizes in a day; each makes the site compute all features "
-        "anew",
-    )
-    cache_mib: float = Field(
-        20_480.0,
-        gt=0,
-        description="computed features kept on disk, MiB; least recently used go first",
-    )
-    kept_mib: float = Field(
-        20_480.0,
-        gt=0,
-        description="largest size of files between rounds, of which the oldest go first, and of "
-        "received models, of which further ones are not kept; MiB each",
-    )
+    Attributes:
+        most_classes: classes that a run may name
+        longest_class_name: characters of a class name
+        largest_image_size: image-size of a run, pixels
+        largest_dimension: numbers in the features of one image
+        largest_width: width, hidden and latent size of a model
+        most_components: components of a mixture, one class
+        largest_rank: rank of a covariance
+        most_synthetic: synthetic records or images that a site must keep in a run
+        most_numbers: estimated count of numbers in model, gradients and statistics of a run
+        most_rounds: rounds of a run
+        most_steps: steps of training in one round
+        most_passes: passes over the training records in one round
+        most_seconds: seconds from the first request of a run to its last
+        requests_per_run: requests that one run may make
+        requests_per_hour: requests of all runs in an hour
+        extractions_per_day: backbones and image sizes in a day; each makes the site compute all
+            features anew
+        cache_mib: computed features kept on disk, MiB; least recently used go first
+        kept_mib: largest size of files between rounds, of which the oldest go first, and of
+            received models, of which further ones are not kept; MiB each
+    """
+
+    most_classes: int = Field(1000, ge=1)
+    longest_class_name: int = Field(200, ge=1)
+    largest_image_size: int = Field(1024, ge=1)
+    largest_dimension: int = Field(8192, ge=1)
+    largest_width: int = Field(2048, ge=1)
+    most_components: int = Field(100, ge=1)
+    largest_rank: int = Field(512, ge=1)
+    most_synthetic: int = Field(1_000_000, ge=1)
+    most_numbers: int = Field(2_000_000_000, ge=1)
+    most_rounds: int = Field(1000, ge=1)
+    most_steps: int = Field(20_000, ge=1)
+    most_passes: int = Field(1000, ge=1)
+    most_seconds: float = Field(3 * DAY, gt=0)
+    requests_per_run: int = Field(10_000, ge=1)
+    requests_per_hour: int = Field(1000, ge=1)
+    extractions_per_day: int = Field(8, ge=1)
+    cache_mib: float = Field(20_480.0, gt=0)
+    kept_mib: float = Field(20_480.0, gt=0)
 
 
 # For public data, such as the shares of a simulation.

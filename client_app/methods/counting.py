@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fedsurrogate.common.counts import Counts, pack_counts
 from fedsurrogate.common.errors import LARGEST_PRIVATE, DataError, SurrogateError, norm_of_ones
 from fedsurrogate.common.image_histograms import histograms_of
 from fedsurrogate.common.methods.counting import scored_classes, tables_in
@@ -26,6 +25,7 @@ from fedsurrogate.common.settings import CountingSettings
 from fedsurrogate.common.targets.counted import CountedTarget, counted
 from fedsurrogate.common.targets.metrics import UNFIT, facts_of
 from fedsurrogate.common.targets.target import Target
+from fedsurrogate.common.wire.surrogate_proto import Counts, pack_counts
 
 from ..features.site_features import LabelledFeatures
 from .evaluation import checked_classifier, of_target
@@ -316,7 +316,7 @@ def count_cells(how: CountedTarget, values: Tensor, weights: Tensor) -> IntegerS
         The sum over records, in the order of `CountedTarget.rows`.
     """
     total = ExactSum((len(how.rows),), how.bound, most=1.0)
-    sizes = torch.tensor([len(question.cells) for question in how.questions])
+    sizes = torch.tensor([len(each) for each in how.questions.values()])
     total.add_cells(how.cells(values) + sizes.cumsum(0) - sizes, weights)
     return total.total
 
@@ -333,7 +333,7 @@ def large_cells(how: CountedTarget, counts: Tensor, least: int) -> Tensor:
         least: the smallest cell.
     """
     if len(how.questions) > 1:
-        return large_questions(counts, [len(each.cells) for each in how.questions], least)
+        return large_questions(counts, [len(each) for each in how.questions.values()], least)
     return counts * (counts >= least)
 
 

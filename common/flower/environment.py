@@ -36,8 +36,8 @@ COMMAND_BEGAN = "FEDSURROGATE_COMMAND_BEGAN"
 PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
+# Beginning of the address of a Unix socket, as gRPC writes it: unix:/path.
 UNIX = "unix:"
-"""Beginning of the address of a Unix socket, as gRPC writes it: unix:/path."""
 
 
 def quoted_python(executable: str, environment: Mapping[str, str]) -> dict[str, str]:
@@ -122,10 +122,10 @@ def without_proxy_here(environment: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
+# A wait as a share of the time since the last work.
 SHARE = 0.1
-"""A wait as a share of the time since the last work."""
+# Shortest waits in seconds: to a process of the same machine, and to a SuperLink of many sites.
 HERE, REMOTE = 0.02, 0.1
-"""Shortest waits in seconds: to a process of the same machine, and to a SuperLink of many sites."""
 
 
 class Pace:

@@ -46,12 +46,12 @@ if TYPE_CHECKING:
     from ..settings.base import Scalar
 
 FINISHED = "finished"
+# Of a SuperLink: its addresses for the coordinator's commands, and for its apps.
 CONTROL_OPTION, RUNTIME_OPTION = "--control-api-address", "--serverappio-api-address"
-"""Of a SuperLink: its addresses for the coordinator's commands, and for its apps."""
+# Of a SuperLink: address for SuperNodes that speak HTTP, where its Flower has them.
 HTTP_OPTION = "--fleet-http-address"
-"""Of a SuperLink: address for SuperNodes that speak HTTP, where its Flower has them."""
+# Part of a SuperLink's refusal of a key whose time is over.
 HAS_EXPIRED = "has expired"
-"""Part of a SuperLink's refusal of a key whose time is over."""
 Standing = Literal["registered", "unknown", "expired", "refused", "open", "silent"]
 Failure = Literal["raised", "crashed", "unavailable"]
 
@@ -198,8 +198,8 @@ class SignatureRefusedError(RunError):
     """The SuperLink refuses the signature of a node: its clock is wrong, or its key is another."""
 
 
+# Address and port at the other end of a connection.
 Peer = tuple[str, int]
-"""Address and port at the other end of a connection."""
 
 
 @dataclass(frozen=True)

@@ -20,18 +20,18 @@ from ..errors import SurrogateError
 if TYPE_CHECKING:
     from flwr.proto.message_pb2 import ObjectTree
 
+# Of a message. Flower cuts an array into pieces of 5 MiB: a payload of 1 GiB has 205.
 MOST_PARTS = 1024
-"""Of a message. Flower cuts an array into pieces of 5 MiB: a payload of 1 GiB has 205."""
+# Bytes of a message of Flower's protocols that contains one part.
 LARGEST_PART = 2**24
-"""Bytes of a message of Flower's protocols that contains one part."""
+# Bytes of the arrays of a message to a site, built.
 LARGEST_CONTENT = 2**30
-"""Bytes of the arrays of a message to a site, built."""
+# Bytes of all other parts of a message; what stands beside a payload has at most 4 MiB.
 LARGEST_REST = 2**24
-"""Bytes of all other parts of a message; what stands beside a payload has at most 4 MiB."""
+# Bytes of all parts of a message to a site, as they are received.
 LARGEST_MESSAGE = LARGEST_CONTENT + LARGEST_REST
-"""Bytes of all parts of a message to a site, as they are received."""
+# Bytes of the file with a run's settings, unpacked.
 LARGEST_PROJECT = 2**20
-"""Bytes of the file with a run's settings, unpacked."""
 PIECE, ARRAY = "ArrayChunk", "Array"
 
 Pull = Callable[..., bytes]

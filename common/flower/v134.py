@@ -46,11 +46,11 @@ if TYPE_CHECKING:
 
 # By their names: the packages have functions of these names, too.
 SUPERLINK = "flwr.superlink.cli.flower_superlink"
+# Commands that a coordinator's processes run: the module of each, and the one that unpacks the app.
 TASKS = {
     "flwr-serverapp": ("flwr.superlink.cli.flwr_serverapp", "flwr.superlink.runtime.run_serverapp"),
     "flwr-simulation": ("flwr.simulation.app", "flwr.simulation.app"),
 }
-"""Commands that a coordinator's processes run: the module of each, and the one that unpacks the app."""
 
 
 def admit_runs(admit: Callable[[str, Mapping[str, Scalar]], None]) -> None:
@@ -321,13 +321,13 @@ def _runs(program: str) -> bool:
     return False
 
 
+# Seconds that a writer of the SuperLink's database waits for other writers.
 WAIT = 600
-"""Seconds that a writer of the SuperLink's database waits for other writers."""
+# Seconds between two attempts of a SuperNode to reach its SuperLink at most. Flower waits up to 20,
+# and a SuperLink gives a node up of which it has heard nothing for 37 to 60.
 LONGEST_PAUSE = 5
-"""Seconds between two attempts of a SuperNode to reach its SuperLink at most. Flower waits up to 20,
-and a SuperLink gives a node up of which it has heard nothing for 37 to 60."""
+# What gRPC writes, in small letters, when a connection ends during a call.
 ENDED_CONNECTION = ("stream removed", "rst_stream", "goaway", "socket closed", "connection reset")
-"""What gRPC writes, in small letters, when a connection ends during a call."""
 
 
 class Processes134(Apps134):

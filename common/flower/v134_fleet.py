@@ -48,12 +48,12 @@ if TYPE_CHECKING:
     from .interface import TaskGuard, TaskStarter
 
 
+# The Unix time of a SuperLink in its refusals. By it a site learns how far its clock is off.
 TIME = "fedsurrogate-time"
-"""The Unix time of a SuperLink in its refusals. By it a site learns how far its clock is off."""
+# Bytes of a message to the Fleet API. Flower cuts arrays into pieces of 5 MiB, and what stands
+# beside a payload has at most 4 MiB.
 LARGEST_MESSAGE = LARGEST_PART
-"""Bytes of a message to the Fleet API. Flower cuts arrays into pieces of 5 MiB, and what stands
-beside a payload has at most 4 MiB.
-"""
+# Options of the server, which hold for strangers too.
 LIMITS = (
     ("grpc.max_receive_message_length", LARGEST_MESSAGE),
     # Of headers, which come before any check; a signature and a key have less than 1 KiB.
@@ -71,7 +71,6 @@ LIMITS = (
     ("grpc.max_connection_age_ms", 3_600_000),
     ("grpc.max_connection_age_grace_ms", 3_600_000),
 )
-"""Options of the server, which hold for strangers too."""
 
 
 class _StrangerError(Exception):
@@ -279,8 +278,8 @@ def _fault(request: Any) -> str:
 
 SECONDS = 30.0
 # The SuperLink packs its own app first, to compare.
+# How long a request to the Control API may take.
 START_SECONDS = 300.0
-"""How long a request to the Control API may take."""
 
 
 class Link134:
@@ -525,8 +524,8 @@ def _time(text: str) -> datetime | None:
         return None
 
 
+# Seconds for which a task repeats a call. A SuperNode has given a task up that was silent for 60.
 PATIENCE = 90.0
-"""Seconds for which a task repeats a call. A SuperNode has given a task up that was silent for 60."""
 
 
 TASK_ID_BITS = 63

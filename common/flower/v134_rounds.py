@@ -18,15 +18,15 @@ from .parts import MOST_PARTS
 if TYPE_CHECKING:
     import grpc
 
+# Bytes of arrays up to which a message brings its parts, which are then twice as many at most. Each
+# part is else a call, at every hop.
 SMALL = 2**16
-"""Bytes of arrays up to which a message brings its parts, which are then twice as many at most. Each
-part is else a call, at every hop."""
+# Record in which a message brings them, by id. Flower leaves the content of an announcement empty,
+# and whoever does not know the record asks for each part.
 PARTS = "fedsurrogate.parts"
-"""Record in which a message brings them, by id. Flower leaves the content of an announcement empty, and
-whoever does not know the record asks for each part."""
+# Number of messages in an announcement up to which a server takes what they bring: it stores all of
+# it in one transaction, and meanwhile no heartbeat is written.
 MOST_TOGETHER = 32
-"""Number of messages in an announcement up to which a server takes what they bring: it stores all of it
-in one transaction, and meanwhile no heartbeat is written."""
 
 
 def bring_parts(sender: Any) -> None:
@@ -160,8 +160,8 @@ def _sound(name: str, part: bytes) -> bool:
     return False
 
 
+# Between two looks of a SuperLink for tasks that have fallen silent, which takes Flower a minute.
 LOOK_SECONDS = 1.0
-"""Between two looks of a SuperLink for tasks that have fallen silent, which takes Flower a minute."""
 
 
 def ask_the_database_less() -> None:
@@ -213,10 +213,11 @@ def ask_the_database_less() -> None:
     states.delete_node = delete_node
 
 
+# Seconds for which a question for work is kept open where there is none.
 HOLD = 0.5
-"""Seconds for which a question for work is kept open where there is none."""
+# Number of questions that are kept open at a time. Each takes a thread, of which a server has
+# 1,000.
 MOST_HELD = 256
-"""Number of questions that are kept open at a time. Each takes a thread, of which a server has 1,000."""
 
 
 class Bells:

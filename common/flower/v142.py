@@ -108,10 +108,10 @@ def answer_for_ended_tasks() -> None:
     v134_fleet.answer_for_ended_tasks(apologise)
 
 
+# Variable with which the SuperLink also speaks gRPC with SuperNodes.
 GRPC_FLEET = "FLWR_INTERNAL_GRPC_FLEET_API"
-"""Variable with which the SuperLink also speaks gRPC with SuperNodes."""
+# Variable with which it would also hear commands over gRPC, at a port.
 GRPC_CONTROL = "FLWR_INTERNAL_GRPC_CONTROL_API"
-"""Variable with which it would also hear commands over gRPC, at a port."""
 
 
 class Processes142(v134.Processes134):
@@ -123,22 +123,22 @@ class Processes142(v134.Processes134):
 
     def parse_superlink(self, arguments: Sequence[str]) -> SuperLinkArguments:
         """Flower has no names for the addresses of the two APIs."""
-        addresses = read_addresses(arguments)
-        return v134.meaning(addresses.rest, (addresses.control, addresses.runtime))
+        (control, runtime, _), rest = read_addresses(arguments)
+        return v134.meaning(rest, (control, runtime))
 
     def superlink(
         self, arguments: Sequence[str], refusal: Refusal, admit: Admit, apps: Sequence[str]
     ) -> None:
         """`flower-superlink` with the changes of 1.34, and another address for SuperNodes."""
-        addresses = read_addresses(arguments)
+        addresses, rest = read_addresses(arguments)
         registered_only = self.parse_superlink(arguments).authenticates
         os.environ[GRPC_FLEET], os.environ[GRPC_CONTROL] = "1", "0"
-        v134.start_own_apps([*apps, addresses.runtime])
+        v134.start_own_apps([*apps, addresses[1]])
         v134.change_superlink(refusal, admit, registered_only)
         # By its name: the package has a function of this name, too.
         module: Any = import_module("flwr.superlink.cli.flower_superlink")
         module.uvicorn = serve(module.uvicorn, addresses, refusal, registered_only)
-        sys.argv = ["flower-superlink", *addresses.rest]
+        sys.argv = ["flower-superlink", *rest]
         module.flower_superlink()
 
     def coordinator_apps(self, runtime: str, task: Sequence[str], parent: int | None) -> None:

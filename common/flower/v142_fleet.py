@@ -285,10 +285,10 @@ async def answer(send: Call, status: int, text: str) -> None:
     await send({"type": "http.response.body", "body": json.dumps(said).encode()})
 
 
+# Bytes of the headers of a request, which come before any check.
 HEADERS = 2**14
-"""Bytes of the headers of a request, which come before any check."""
+# Seconds for which a connection stays open between two requests.
 IDLE = 60
-"""Seconds for which a connection stays open between two requests."""
 
 
 def open_socket(address: str) -> socket.socket:
@@ -334,31 +334,18 @@ def own_sockets(uvicorn: Any, address: str) -> Any:
     return SimpleNamespace(Config=uvicorn.Config, Server=Server)
 
 
-@dataclass(frozen=True)
-class Addresses:
-    """Addresses of a SuperLink, and the other arguments of `flower-superlink`.
-
-    Attributes:
-        control: Of its HTTP API for the coordinator's commands.
-        runtime: Of the same API for its apps.
-        fleet: Of its HTTP API for SuperNodes; empty without one.
-        rest: The other arguments.
-    """
-
-    control: str
-    runtime: str
-    fleet: str
-    rest: list[str]
-
-
 OPTIONS = (CONTROL_OPTION, RUNTIME_OPTION, HTTP_OPTION)
 
 
-def read_addresses(arguments: Sequence[str]) -> Addresses:
+def read_addresses(arguments: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
     """Take the addresses out of a SuperLink's arguments.
 
     Args:
         arguments: Those of `flower-superlink` 1.34, and `--fleet-http-address`.
+
+    Returns:
+        The addresses of its HTTP API for the coordinator's commands, of the same API for its apps, and of
+        its HTTP API for SuperNodes, empty without one; and the other arguments.
     """
     found, rest, words = dict.fromkeys(OPTIONS, ""), list[str](), iter(arguments)
     for word in words:
@@ -367,12 +354,12 @@ def read_addresses(arguments: Sequence[str]) -> Addresses:
             found[name] = value if equals else next(words, "")
         else:
             rest.append(word)
-    return Addresses(found[CONTROL_OPTION], found[RUNTIME_OPTION], found[HTTP_OPTION], rest)
+    return tuple(found.values()), rest
 
 
 def serve(
     uvicorn: Any,
-    addresses: Addresses,
+    addresses: Sequence[str],
     refusal: Callable[[FleetRequest], str],
     registered_only: bool,
 ) -> Any:
@@ -380,23 +367,24 @@ def serve(
 
     Args:
         uvicorn: The package.
-        addresses: Where it listens.
+        addresses: Where it listens, as from `read_addresses`.
         refusal: Why a signed request of a SuperNode is refused; empty if it is not.
         registered_only: Whether nothing is received from a key that is not registered.
     """
 
     def run(app: Any, *, host: str, port: int, workers: int, reload: bool, **named: Any) -> None:
-        places = [open_socket(addresses.control)]
+        control, runtime, fleet = addresses
+        places = [open_socket(control)]
         plain = named | {"ssl_keyfile": None, "ssl_certfile": None}
         # Without TLS, on sockets of this account.
-        in_background(uvicorn, app, open_socket(addresses.runtime), plain)
-        if addresses.fleet:
+        in_background(uvicorn, app, open_socket(runtime), plain)
+        if fleet:
             states = app.state.linkstate_factory
 
             def registered(key: bytes) -> bool:
                 return states.state().get_node_id_by_public_key(key) is not None
 
-            door, place = Doorkeeper(), open_socket(addresses.fleet)
+            door, place = Doorkeeper(), open_socket(fleet)
             guard = FleetGuard(app, registered if registered_only else None, refusal, door)
             in_background(uvicorn, guard, place, named)
             door.watch(place.getsockname()[1])
@@ -431,8 +419,8 @@ def in_background(uvicorn: Any, app: Call, place: socket.socket, named: dict[str
     return server
 
 
+# Seconds between two attempts to reach a SuperLink that starts.
 AGAIN = 0.3
-"""Seconds between two attempts to reach a SuperLink that starts."""
 
 
 class Link142(Link134):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from functools import partial
 
 from ..errors import LARGEST_COUNT, norm_of_ones
@@ -12,30 +11,10 @@ from ..image_histograms import histograms_of, read_bins
 from ..privacy.mechanism import DISTRIBUTED_SUMS, NOISY_COUNTS, NoisySums
 from ..settings import CountingSettings, Settings
 from ..targets.target import Target
-from ..terms import Term
+from ..terms import Counted, Term
 from .method import Combination, Defences, Field, Messages, Method, Plan, Sizes, Work, fields_of
 
 DIGITS = 32
-
-
-@dataclass(frozen=True)
-class Counted:
-    """One table of counts.
-
-    Attributes:
-        name: of the table.
-        shape: of the table.
-        bound: Euclidean norm of what one record adds; the weights of a patient's records sum to
-            one, so a patient adds no more.
-        share: part of the privacy budget.
-        most: largest magnitude of what a record adds to an entry; one where records are counted.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    bound: float
-    share: float
-    most: float = 1.0
 
 
 def scored_classes(classes: int) -> int:
@@ -74,7 +53,7 @@ def _surveyed(own: CountingSettings, rows: int, bound: float) -> tuple[Counted, 
         bound: of what a record adds to that.
     """
     if not own.images:
-        return (Counted("records", (rows,), bound, 1.0),)
+        return (Counted("records", (rows,), bound),)
     more = norm_of_ones(len(own.images))
     share = bound / (bound + more)
     return (
@@ -104,8 +83,7 @@ def target_tables(own: CountingSettings, target: Target) -> tuple[Counted, ...]:
     how = counted(target, own)
     if own.kind == "survey":
         return _surveyed(own, len(how.rows), how.bound)
-    table = how.table
-    return (Counted(table.name, table.shape, table.bound, 1.0, table.most),)
+    return (how.table,)
 
 
 def tables_in(own: CountingSettings, classes: int, target: Target | None) -> tuple[Counted, ...]:
@@ -135,73 +113,32 @@ def _refusal(settings: Settings) -> str:
 
 
 def _plan(
-    tables: dict[str, str], work: Callable[[int, int], Work], judges: bool, settings: Settings
-) -> Plan:
-    """The plan of a run that counts.
-
-    Args:
-        tables: shape of each table.
-        work: of a site.
-        judges: whether a model comes with the request.
-        settings: of the run.
-    """
-    own = settings.counting
-    counted = tables_of(own, len(settings.classes)) if settings.epsilon else ()
-    tables = tables | ({"images": "I"} if own.images else {})
-    return _counting(
-        settings,
-        counted,
-        tuple(Term(name, shape) for name, shape in tables.items()),
-        Messages(
-            sends=(),
-            receives=(Field("weight", "C d"), Field("bias", "C")) if judges else (),
-            symbols=partial(_symbols, own),
-            identifies=False,
-        ),
-        work,
-    )
-
-
-def _coded_plan(
-    work: Callable[[int, int], Work], judges: bool, settings: Settings, target: Target
-) -> Plan:
-    """As `_plan`, for another target than classes."""
-    counted = target_tables(settings.counting, target)
-    sides = {str(side): side for table in counted for side in table.shape}
-    summed = tuple(
-        Term(table.name, " ".join(map(str, table.shape)), bound=table.most) for table in counted
-    )
-    return _counting(
-        settings,
-        counted,
-        summed,
-        Messages(
-            sends=(),
-            receives=(Field("weight", "C d"), Field("bias", "C")) if judges else (),
-            symbols=lambda classes, dimension, records: sides,
-            identifies=False,
-        ),
-        work,
-    )
-
-
-def _counting(
-    settings: Settings,
-    counted: tuple[Counted, ...],
-    sums: tuple[Term, ...],
-    messages: Messages,
+    tables: dict[str, str],
     work: Callable[[int, int], Work],
+    settings: Settings,
+    target: Target | None = None,
 ) -> Plan:
     """The plan of a run that counts.
 
     Args:
-        settings: of the run.
-        counted: the tables; read under privacy only.
-        sums: the same, as they are added up.
-        messages: without the tables.
+        tables: shape of each table of classes.
         work: of a site.
+        settings: of the run.
+        target: what is counted where it is not classes.
     """
-    privacy = None
+    own, privacy, counted = settings.counting, None, tuple[Counted, ...]()
+    symbols: Callable[[int, int, int], Sizes] = partial(_symbols, own)
+    if target is None:
+        counted = tables_of(own, len(settings.classes)) if settings.epsilon else ()
+        named = tables | ({"images": "I"} if own.images else {})
+        sums = tuple(Term(name, shape) for name, shape in named.items())
+    else:
+        counted = target_tables(own, target)
+        sides = {str(side): side for table in counted for side in table.shape}
+        symbols = lambda *_: sides  # noqa: E731
+        sums = tuple(
+            Term(table.name, " ".join(map(str, table.shape)), bound=table.most) for table in counted
+        )
     if settings.epsilon:
         privacy = NoisySums(
             DISTRIBUTED_SUMS if settings.secure_aggregation else NOISY_COUNTS,
@@ -212,9 +149,12 @@ def _counting(
         )
     return Plan(
         kind="one-shot",
-        messages=replace(
-            messages,
+        messages=Messages(
             sends=fields_of(sums, LARGEST_COUNT, DIGITS),
+            # Who judges receives a model.
+            receives=(Field("weight", "C d"), Field("bias", "C")) if "decisions" in tables else (),
+            symbols=symbols,
+            identifies=False,
         ),
         combination=Combination(
             site="fedsurrogate.client_app.methods.counting:counts",
@@ -244,36 +184,25 @@ def _surveying(classes: int, dimension: int) -> Work:
 
 
 def _kind(
-    name: str,
-    title: str,
-    paper: str,
-    plan: Callable[[Settings], Plan],
-    coded: Callable[[Settings, Target], Plan] | None = None,
+    name: str, title: str, paper: str, tables: dict[str, str], work: Callable[[int, int], Work]
 ) -> Method:
-    return Method(
-        name,
-        title,
-        paper,
-        plan,
-        reads=("counting",),
-        shown="counting",
-        coded=coded,
-    )
+    plan = partial(_plan, tables, work)
+    return Method(name, title, paper, plan, reads=("counting",), shown="counting", coded=plan)
 
 
 EVALUATION = _kind(
     "evaluation",
     "Evaluation",
     "counts of decisions and scores with Gaussian noise",
-    partial(_plan, {"decisions": "C C", "scores": "S 2 B"}, _judging, True),
-    partial(_coded_plan, _judging, True),
+    {"decisions": "C C", "scores": "S 2 B"},
+    _judging,
 )
 SURVEY = _kind(
     "survey",
     "Survey",
     "counts of records with Gaussian noise",
-    partial(_plan, {"records": "C"}, _surveying, False),
-    partial(_coded_plan, _surveying, False),
+    {"records": "C"},
+    _surveying,
 )
 # By the value of counting.kind.
 KINDS_OF_COUNTS = {method.name: method for method in (EVALUATION, SURVEY)}

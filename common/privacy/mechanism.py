@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Protocol
 
 from ..errors import ConfigError, SurrogateError
 from .accounting import (
@@ -222,21 +221,6 @@ def relation_of(mechanism: str, units: Collection[str]) -> str:
     )
 
 
-class MechanismRecipe(Protocol):
-    """The recipe of a mechanism."""
-
-    @property
-    def name(self) -> str:
-        """Of the mechanism."""
-
-    def mechanism(self) -> Mechanism:
-        """The mechanism for records.
-
-        Raises:
-            ConfigError: for a budget that its noise cannot keep.
-        """
-
-
 Shares = Mapping[str, float] | Callable[[float], Mapping[str, float]]
 
 
@@ -281,18 +265,7 @@ class NoisySums:
             name: (sigma * bounds[name], bounds[name])
             for name, (sigma, _) in _noise_of(shares, each).items()
         }
-        event = GaussianEvent(multiplier)
-        return Mechanism(
-            self.name,
-            self.epsilon,
-            self.delta,
-            "record",
-            multiplier,
-            self.clip,
-            noise,
-            "",
-            Releases(event, event),
-        )
+        return _released_once(self, multiplier, noise)
 
 
 @dataclass(frozen=True)
@@ -332,18 +305,7 @@ class TheoremNoise:
                 f"epsilon = {epsilon:g}: the noise of theorem-4.1 keeps only epsilon {true:.4g} at "
                 f"delta {delta:g}; set a smaller epsilon, or use fedpft.privacy = 'sums'"
             )
-        event = GaussianEvent(multiplier)
-        return Mechanism(
-            self.name,
-            epsilon,
-            delta,
-            "record",
-            multiplier,
-            self.clip,
-            {},
-            "",
-            Releases(event, event),
-        )
+        return _released_once(self, multiplier, {})
 
 
 @dataclass(frozen=True)
@@ -434,6 +396,20 @@ class NoisyRounds:
             else:
                 high = middle
         return low
+
+
+# A recipe of a mechanism. What it raises is a ConfigError, for a budget that its noise cannot keep.
+MechanismRecipe = NoisySums | TheoremNoise | NoisyRounds
+
+
+def _released_once(
+    recipe: NoisySums | TheoremNoise, multiplier: float, noise: Mapping[str, tuple[float, float]]
+) -> Mechanism:
+    event, budget = GaussianEvent(multiplier), (recipe.epsilon, recipe.delta)
+    releases = Releases(event, event)
+    return Mechanism(
+        recipe.name, *budget, "record", multiplier, recipe.clip, noise, releases=releases
+    )
 
 
 def _noise_of(shares: Mapping[str, float], multiplier: float) -> dict[str, tuple[float, float]]:

@@ -27,8 +27,8 @@ from ..surrogate_pb2 import Sealed
 
 # A private key is a seed. A public key is the X25519 key followed by the Ed25519 key.
 SEED_BYTES, PUBLIC_BYTES, NONCE_BYTES = 32, 64, 12
+# Content of a signature, whole or in parts, of which large ones are not copied twice.
 Signed = bytes | tuple[bytes | memoryview, ...]
-"""Content of a signature, whole or in parts, of which large ones are not copied twice."""
 
 
 def new_key() -> bytes:

@@ -197,7 +197,9 @@ Augmentations = Annotated[
 
 
 class Section(BaseModel):
-    """Base class of all settings: frozen, strict types, dashes in keys, no unknown keys."""
+    """Base class of all settings: frozen, strict types, dashes in keys, no unknown keys. The text below
+    a field says what it means; only the help reads it.
+    """
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, alias_generator=kebab, populate_by_name=True

@@ -61,65 +61,50 @@ Bag = Literal["none", "mean"]
 
 
 class FeaturesSettings(Section):
-    """What is done with all features first (section `features.`)."""
+    """What is done with all features first (section `features.`).
 
-    power_transform: Power = Field(
-        "auto",
-        description="Power transform of every feature, sign(x) |x|^p; auto is 0.5 for backbones that end in "
-        "a ReLU, otherwise 1; and 1 where each site adds noise of its own to clipped features.",
-    )
-    bag: Bag = Field(
-        "none",
-        description="Whether many images of one unit, such as the slices of a study, are one "
-        "record: none, or the mean of their features after the power transform; a site's bag-column says which "
-        "images these are.",
-    )
+    Attributes:
+        power_transform: Power transform of every feature, sign(x) |x|^p; auto is 0.5 for backbones
+            that end in a ReLU, otherwise 1; and 1 where each site adds noise of its own to clipped
+            features.
+        bag: Whether many images of one unit, such as the slices of a study, are one record: none,
+            or the mean of their features after the power transform; a site's bag-column says which
+            images these are.
+        ranges: Lowest and highest value of each feature, known in public: features are moved and
+            scaled from these to -1 and 1 first, where sites send sums or train by FedAvg; empty
+            leaves them as they are.
+        mean: Mean of each channel of the backbone's images, in 0 to 1; empty for that of the
+            backbone's files, which ONNX files do not have.
+        std: Standard deviation of each channel, as features.mean.
+        pooling: What becomes of the tokens of an image: the class token, the mean of the patches,
+            or both one after the other; auto takes what the backbone's files say.
+        projection: Public map before noise, in secure aggregation a file with a projection or a
+            head; auto gives the mean over columns a small weight, and there projects to the
+            backbone's head or random directions; empty for none.
+        dimensions: Most dimensions after the projection; 0 chooses them from features.records and
+            the distributed noise.
+        records: Training records of all sites, as far as known in public, for features.dimensions =
+            0 and, with epsilon, fedpft.covariance = 'auto'.
+        digest: SHA-256 of the projection and of the public mean that sites receive, by
+            fedpft.public and features.projection; `coordinator run`, `approval propose`, `offline
+            request` and `exchange` compute it.
+    """
+
+    power_transform: Power = "auto"
+    bag: Bag = "none"
     ranges: Annotated[
         str, AfterValidator(check_ranges), Range("low,high; for several columns low,high; low,high")
-    ] = Field(
-        "",
-        description="Lowest and highest value of each feature, known in public: features are moved "
-        "and scaled from these to -1 and 1 first, where sites send sums or train by FedAvg; empty "
-        "leaves them as they are.",
-    )
-    mean: Channels = Field(
-        (),
-        description="Mean of each channel of the backbone's images, in 0 to 1; empty for that of the "
-        "backbone's files, which ONNX files do not have.",
-    )
-    std: Channels = Field((), description="Standard deviation of each channel, as features.mean.")
-    pooling: Literal["auto", "cls", "mean", "both"] = Field(
-        "auto",
-        description="What becomes of the tokens of an image: the class token, the mean of the patches, "
-        "or both one after the other; auto takes what the backbone's files say.",
-    )
-    projection: Annotated[str, Only("fedpft")] = Field(
-        AUTO,
-        description="Public map before noise, in secure aggregation a file with a projection or a head; auto "
-        "gives the mean over columns a small weight, and there projects to the backbone's head or random "
-        "directions; empty for none.",
-    )
+    ] = ""
+    mean: Channels = ()
+    std: Channels = ()
+    pooling: Literal["auto", "cls", "mean", "both"] = "auto"
+    projection: Annotated[str, Only("fedpft")] = AUTO
     dimensions: Annotated[int, Only("fedpft"), Unit("dimensions")] = Field(
-        0,
-        ge=0,
-        le=MOST_DIMENSIONS,
-        description="Most dimensions after the projection; 0 chooses them from features.records "
-        "and the distributed noise.",
+        0, ge=0, le=MOST_DIMENSIONS
     )
-    records: Annotated[Records, Only("fedpft")] = Field(
-        10_000,
-        ge=1,
-        le=10**9,
-        description="Training records of all sites, as far as known in public, for "
-        "features.dimensions = 0 and, with epsilon, fedpft.covariance = 'auto'.",
-    )
+    records: Annotated[Records, Only("fedpft")] = Field(10_000, ge=1, le=10**9)
 
-    digest: str = Field(
-        "",
-        pattern=r"^([0-9a-f]{128})?$",
-        description="SHA-256 of the projection and of the public mean that sites receive, by fedpft.public and "
-        "features.projection; `coordinator run`, `approval propose`, `offline request` and `exchange` compute it.",
-    )
+    digest: str = Field("", pattern=r"^([0-9a-f]{128})?$")
 
     @property
     def given_projection(self) -> str:
@@ -148,45 +133,31 @@ MANY_COLUMNS = round(STEP_OF_A_SCORE / LEAST_RATE)
 
 
 class HeadSettings(Section):
-    """Settings for the training of a linear head (section `head.`)."""
+    """Settings for the training of a linear head (section `head.`).
 
-    epochs: Epochs = Field(
-        10, ge=1, le=10_000, description="Fewest passes over the records in the training of a head."
-    )
-    min_steps: Steps = Field(
-        400, ge=0, description="Fewest training steps of a head; passes are added to reach them."
-    )
-    batch_size: Records = Field(256, ge=1, description="Records in one training step of a head.")
-    learning_rate: float = Field(
-        0.0,
-        ge=0,
-        le=10,
-        description=(
-            "Learning rate of a head; 0 for 0.5 over the number of features, but at least 0.001."
-        ),
-    )
-    max_samples: Records = Field(
-        1_000_000,
-        ge=1,
-        description="Most synthetic features that are drawn from surrogates to train one head.",
-    )
+    Attributes:
+        epochs: Fewest passes over the records in the training of a head.
+        min_steps: Fewest training steps of a head; passes are added to reach them.
+        batch_size: Records in one training step of a head.
+        learning_rate: Learning rate of a head; 0 for 0.5 over the number of features, but at least
+            0.001.
+        max_samples: Most synthetic features that are drawn from surrogates to train one head.
+        solver: How the head is found: in closed form (lda, ridge, naive-bayes, qda), from samples
+            (sampled), or in rounds of noisy sums (logistic); auto is logistic for secure
+            aggregation with epsilon, else what suits the statistics.
+        shrinkage: Share of the mean variance in the covariance of a closed-form head; auto follows
+            from the sites' statistics.
+    """
+
+    epochs: Epochs = Field(10, ge=1, le=10_000)
+    min_steps: Steps = Field(400, ge=0)
+    batch_size: Records = Field(256, ge=1)
+    learning_rate: float = Field(0.0, ge=0, le=10)
+    max_samples: Records = Field(1_000_000, ge=1)
     solver: Annotated[
         Literal["auto", "lda", "ridge", "naive-bayes", "qda", "sampled", "logistic"], Only("fedpft")
-    ] = Field(
-        "auto",
-        description=(
-            "How the head is found: in closed form (lda, ridge, naive-bayes, qda), from samples "
-            "(sampled), or in rounds of noisy sums (logistic); auto is logistic for secure aggregation with "
-            "epsilon, else what suits the statistics."
-        ),
-    )
-    shrinkage: Annotated[Shrinkage, Only("fedpft")] = Field(
-        "auto",
-        description=(
-            "Share of the mean variance in the covariance of a closed-form head; auto follows from "
-            "the sites' statistics."
-        ),
-    )
+    ] = "auto"
+    shrinkage: Annotated[Shrinkage, Only("fedpft")] = "auto"
 
     def passes(self, batches: int, times: int = 1) -> int:
         """Number of passes over data of `batches` batches: `epochs`, or more to reach `times` times
@@ -213,16 +184,16 @@ class HeadSettings(Section):
 
 
 class BaselineSettings(Section):
-    """Settings of the baseline methods that FedPFT is compared with (section `baseline.`)."""
+    """Settings of the baseline methods that FedPFT is compared with (section `baseline.`).
 
-    temperature: Annotated[float, Only("kd")] = Field(
-        5.0, gt=0, description="Temperature of the received head in knowledge distillation."
-    )
+    Attributes:
+        temperature: Temperature of the received head in knowledge distillation.
+        validation: Share of a site's training records with which it chooses its mixing weight.
+    """
+
+    temperature: Annotated[float, Only("kd")] = Field(5.0, gt=0)
     validation: Annotated[float, Only("fedlambda", "knn-per", "dpcvae", "dpcgan")] = Field(
-        0.2,
-        gt=0,
-        lt=1,
-        description="Share of a site's training records with which it chooses its mixing weight.",
+        0.2, gt=0, lt=1
     )
 
 
@@ -255,55 +226,44 @@ def _check_sets(text: str) -> str:
 
 
 class TargetSettings(Section):
-    """What a run learns of a record."""
+    """What a run learns of a record.
 
-    task: Annotated[str, Range("classification, multilabel, regression or survival")] = Field(
-        "classification",
-        description="What a run learns of a record: its class, labels of which each is present or "
-        "absent (multilabel), one or several numbers, or the time to an event (survival).",
+    Attributes:
+        task: What a run learns of a record: its class, labels of which each is present or absent
+            (multilabel), one or several numbers, or the time to an event (survival).
+        target_range: Lowest and highest value of a number, known in public; values beyond it count
+            as its ends.
+        value_columns: Columns of the numbers that are learned, with task regression.
+        label_columns: Columns of the labels that are learned, with task multilabel: 1, 0, or empty
+            where a record is not annotated.
+        label_sets: Labels that each site annotates; empty where all annotate all.
+        time_column: Column of the time to the event or to the end of observation.
+        event_column: Column that says whether the event was observed: 1, or 0.
+        horizon: Time up to which survival is learned, with task survival.
+        bins: Equal parts of the time to the horizon; 0 for 20, or 10 under privacy, of which the
+            last is four times as wide as the first.
+        time_head: How risks are learned: from cells in one round, or from residuals in two; auto is
+            residuals where each site's own sums are shown, else cells.
+        time_unit: Unit of the times, such as years, for people.
+    """
+
+    task: Annotated[str, Range("classification, multilabel, regression or survival")] = (
+        "classification"
     )
     target_range: Annotated[
         str, AfterValidator(check_ranges), Range("low,high; for several columns low,high; low,high")
-    ] = Field(
-        "",
-        description="Lowest and highest value of a number, known in public; values beyond it count "
-        "as its ends.",
-    )
-    value_columns: Names = Field(
-        (), description="Columns of the numbers that are learned, with task regression."
-    )
-    label_columns: Names = Field(
-        (),
-        description="Columns of the labels that are learned, with task multilabel: 1, 0, or empty "
-        "where a record is not annotated.",
-    )
+    ] = ""
+    value_columns: Names = ()
+    label_columns: Names = ()
     label_sets: Annotated[
         str, AfterValidator(_check_sets), Range("site=label,label; site=label")
-    ] = Field("", description="Labels that each site annotates; empty where all annotate all.")
-    time_column: Name = Field(
-        "", description="Column of the time to the event or to the end of observation."
-    )
-    event_column: Name = Field(
-        "", description="Column that says whether the event was observed: 1, or 0."
-    )
-    horizon: Annotated[float, Unit("time-unit")] = Field(
-        0.0, ge=0, le=1e300, description="Time up to which survival is learned, with task survival."
-    )
-    bins: Annotated[int, Unit("bins")] = Field(
-        0,
-        ge=0,
-        le=1000,
-        description="Equal parts of the time to the horizon; 0 for 20, or 10 under privacy, of which "
-        "the last is four times as wide as the first.",
-    )
-    time_head: Literal["auto", "cells", "residuals"] = Field(
-        "auto",
-        description="How risks are learned: from cells in one round, or from residuals in two; auto "
-        "is residuals where each site's own sums are shown, else cells.",
-    )
-    time_unit: str = Field(
-        "", max_length=40, description="Unit of the times, such as years, for people."
-    )
+    ] = ""
+    time_column: Name = ""
+    event_column: Name = ""
+    horizon: Annotated[float, Unit("time-unit")] = Field(0.0, ge=0, le=1e300)
+    bins: Annotated[int, Unit("bins")] = Field(0, ge=0, le=1000)
+    time_head: Literal["auto", "cells", "residuals"] = "auto"
+    time_unit: str = Field("", max_length=40)
 
 
 def _check_images(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -318,44 +278,31 @@ def _check_bins(text: str) -> str:
 
 
 class CountingSettings(Section):
-    """Settings of a run that counts. `coordinator evaluate` and `coordinator survey` set them."""
+    """Settings of a run that counts. `coordinator evaluate` and `coordinator survey` set them.
 
-    kind: Literal["none", "evaluation", "survey"] = Field(
-        "none",
-        description="What the sites count instead of learning: decisions of a model on held-out "
-        "records (evaluation), or records of each class (survey); none for a run that learns.",
-    )
-    model: str = Field(
-        "",
-        description="Run folder or signed model file that is evaluated; the coordinator reads it.",
-    )
-    digest: str = Field(
-        "",
-        pattern=r"^([0-9a-f]{64})?$",
-        description="SHA-256 of that model, so that all sites evaluate the same one.",
-    )
-    bins: Annotated[int, Unit("bins")] = Field(
-        16, ge=4, le=256, description="Bins of each histogram of probabilities in an evaluation."
-    )
-    largest_error: Annotated[float, Unit("share of target-range")] = Field(
-        1.0,
-        gt=0,
-        le=1,
-        description="Errors of a number beyond this share of its range count as this share; "
-        "`coordinator evaluate` sets four of the deviations that the model states, since noise "
-        "grows with it.",
-    )
+    Attributes:
+        kind: What the sites count instead of learning: decisions of a model on held-out records
+            (evaluation), or records of each class (survey); none for a run that learns.
+        model: Run folder or signed model file that is evaluated; the coordinator reads it.
+        digest: SHA-256 of that model, so that all sites evaluate the same one.
+        bins: Bins of each histogram of probabilities in an evaluation.
+        largest_error: Errors of a number beyond this share of its range count as this share;
+            `coordinator evaluate` sets four of the deviations that the model states, since noise
+            grows with it.
+        images: Histograms of the images that a survey also counts at each site; `coordinator survey
+            --images` sets them.
+        image_bins: Cells of some of these histograms in place of the usual ones, such as 'size:
+            512, 1024; maker: Siemens, Acme'; public, so never taken from records.
+    """
+
+    kind: Literal["none", "evaluation", "survey"] = "none"
+    model: str = ""
+    digest: str = Field("", pattern=r"^([0-9a-f]{64})?$")
+    bins: Annotated[int, Unit("bins")] = Field(16, ge=4, le=256)
+    largest_error: Annotated[float, Unit("share of target-range")] = Field(1.0, gt=0, le=1)
     images: Annotated[
         Names, AfterValidator(_check_images), Range(f"some of {', '.join(HISTOGRAMS)}")
-    ] = Field(
-        (),
-        description="Histograms of the images that a survey also counts at each site; `coordinator "
-        "survey --images` sets them.",
-    )
+    ] = ()
     image_bins: Annotated[
         str, AfterValidator(_check_bins), Range("cells by histogram, such as size: 512, 1024")
-    ] = Field(
-        "",
-        description="Cells of some of these histograms in place of the usual ones, such as 'size: 512, "
-        "1024; maker: Siemens, Acme'; public, so never taken from records.",
-    )
+    ] = ""

@@ -11,73 +11,47 @@ from . import base
 
 
 class FedAvgSettings(base.Section):
-    """Settings of FedAvg and related methods: sites train one model in rounds (section `fedavg.`)."""
+    """Settings of FedAvg and related methods: sites train one model in rounds (section `fedavg.`).
 
-    model: base.Model | Literal["auto"] = Field(
-        "auto",
-        description=(
-            "Network: a linear layer, one hidden layer (mlp), or FedLAP's ConvNet on square "
-            "images; auto is linear, and mlp for a method that shares only what lies below the "
-            "head."
-        ),
-    )
-    width: Annotated[int, base.Unit("units or channels")] = Field(
-        128, ge=1, le=1024, description="Units of the hidden layer, or channels of the ConvNet."
-    )
-    rounds: base.Rounds = Field(
-        0,
-        ge=0,
-        le=100_000,
-        description="Rounds of training; 0 for 10, or 20 to 30 with distributed noise (see "
-        "fedavg.noise).",
-    )
-    local_epochs: base.Epochs = Field(
-        5, ge=1, le=10_000, description="Passes over a site's records in a round."
-    )
-    batch_size: base.Records = Field(
-        64,
-        ge=1,
-        description="Records in a training step; under privacy the public number that a step's "
-        "sum is divided by.",
-    )
-    learning_rate: float = Field(
-        0.0,
-        ge=0,
-        le=1e4,
-        description=(
-            "Learning rate at a site, for a linear model over the mean squared norm of its "
-            "features; 0 for 30 if linear (3 under privacy), otherwise 0.1. With distributed noise, of "
-            "the coordinator's step; 0 for 3 a class if linear."
-        ),
-    )
+    Attributes:
+        model: Network: a linear layer, one hidden layer (mlp), or FedLAP's ConvNet on square
+            images; auto is linear, and mlp for a method that shares only what lies below the head.
+        width: Units of the hidden layer, or channels of the ConvNet.
+        rounds: Rounds of training; 0 for 10, or 20 to 30 with distributed noise (see fedavg.noise).
+        local_epochs: Passes over a site's records in a round.
+        batch_size: Records in a training step; under privacy the public number that a step's sum is
+            divided by.
+        learning_rate: Learning rate at a site, for a linear model over the mean squared norm of its
+            features; 0 for 30 if linear (3 under privacy), otherwise 0.1. With distributed noise,
+            of the coordinator's step; 0 for 3 a class if linear.
+        momentum: Momentum of the training steps at a site.
+        mu: Weight of FedProx's term, which keeps a site's model close to the received one.
+        server_learning_rate: Learning rate of the coordinator in FedYogi.
+        keep: Share of an update's entries, the largest, that DSFL sends.
+        noise: Noise in secure aggregation: distributed over all sites, in one step a round over all
+            their records, or that of DP-SGD at every site.
+        augment: Random changes of the images in training; only for a ConvNet.
+    """
+
+    model: base.Model | Literal["auto"] = "auto"
+    width: Annotated[int, base.Unit("units or channels")] = Field(128, ge=1, le=1024)
+    rounds: base.Rounds = Field(0, ge=0, le=100_000)
+    local_epochs: base.Epochs = Field(5, ge=1, le=10_000)
+    batch_size: base.Records = Field(64, ge=1)
+    learning_rate: float = Field(0.0, ge=0, le=1e4)
     momentum: Annotated[
         float, base.Only("fedavg", "fedprox", "fedyogi", "fedsgd", "dsfl", "fedlambda", "knn-per")
-    ] = Field(0.0, ge=0, lt=1, description="Momentum of the training steps at a site.")
-    mu: Annotated[float, base.Only("fedprox", "dp-fedprox")] = Field(
-        0.01,
-        ge=0,
-        description="Weight of FedProx's term, which keeps a site's model close to the received "
-        "one.",
-    )
-    server_learning_rate: Annotated[float, base.Only("fedyogi")] = Field(
-        0.03, gt=0, description="Learning rate of the coordinator in FedYogi."
-    )
-    keep: Annotated[float, base.Only("dsfl")] = Field(
-        0.5, gt=0, le=1, description="Share of an update's entries, the largest, that DSFL sends."
-    )
+    ] = Field(0.0, ge=0, lt=1)
+    mu: Annotated[float, base.Only("fedprox", "dp-fedprox")] = Field(0.01, ge=0)
+    server_learning_rate: Annotated[float, base.Only("fedyogi")] = Field(0.03, gt=0)
+    keep: Annotated[float, base.Only("dsfl")] = Field(0.5, gt=0, le=1)
     clip: base.GradientClip = 1.0
     sample_rate: base.SampleRate = 0.05
     noise_multiplier: base.NoiseMultiplier = 0.0
-    noise: Annotated[Literal["distributed", "site"], base.Only("dp-fedavg")] = Field(
-        "distributed",
-        description=(
-            "Noise in secure aggregation: distributed over all sites, in one step a round over all their "
-            "records, or that of DP-SGD at every site."
-        ),
-    )
+    noise: Annotated[Literal["distributed", "site"], base.Only("dp-fedavg")] = "distributed"
     augment: Annotated[
         base.Augmentations, base.Only("fedavg", "fedprox", "fedyogi", "fedsgd", "scaffold")
-    ] = Field((), description="Random changes of the images in training; only for a ConvNet.")
+    ] = ()
 
     @property
     def kind(self) -> base.Model:
@@ -115,142 +89,72 @@ class FedAvgSettings(base.Section):
 class FedLAPSettings(base.Section):
     """Settings of FedLAP: synthetic images at the sites, learning at the coordinator (section
     `fedlap.`).
+
+    Attributes:
+        model: Network: a linear layer, one hidden layer (mlp), or the ConvNet on square images;
+            auto is the ConvNet for a backbone of pixels with an image-size above 8, otherwise mlp.
+        width: Units of the hidden layer, or channels of the ConvNet.
+        rounds: Rounds of training.
+        images_per_class: Synthetic images of each class that a site sends; 0 for 10 with a ConvNet
+            or under privacy, otherwise 50.
+        labels: Classes of the images: the site's (present), or all of the run, which hides a site's
+            own; auto is all under privacy, otherwise present.
+        start: Whether images start from noise in every round, or from those of the last round.
+        trajectories: Trajectories of the model along which images are fitted; R_i in the paper.
+        loops: Most loops in a trajectory; five in the paper.
+        batches: Batches of real records in a loop.
+        batch_size: Records in a batch; 0 for all at once; under privacy the public number that a
+            sum is divided by.
+        image_steps: Steps of the images to match the gradient of a batch, R_b in the paper; 0 for
+            40 with a ConvNet without privacy, otherwise 100.
+        model_steps: Steps of the model on the images at the end of a loop; R_l in the paper.
+        trust_radius: Largest distance of the model from its start in a round; r in the paper.
+        image_learning_rate: Learning rate of the images.
+        mse_weight: Weight of the squared error next to the cosine in the distance of gradients, 0.1
+            in the paper; negative for 1 with a ConvNet, 0.1 with another network, and 0 under
+            privacy.
+        learning_rate: Learning rate of the model in round 1, annealed over the steps of every
+            round.
+        cosine: Whether the learning rate falls as a cosine that ends with the last round, as in the
+            paper; otherwise it is divided by the square root of the round.
+        server_steps: Steps of the coordinator in a round.
+        rule: How the radii of the sites become one; fixed is trust-radius.
+        descent: Steps of the coordinator: annealed inside the radius, or plain as in the paper, at
+            the full rate up to it, which sites seek along all steps. auto is annealed with a
+            ConvNet or privacy, else plain.
+        memory: Share of the coordinator's loss that images of the three rounds before have from
+            round 2 on, 0 in the paper; negative for 0.33, and 0 under privacy.
+        augment: Random changes of the images in training; only for a ConvNet.
+        sample_rate: Probability that a record takes part in a private gradient.
+        noise_multiplier: Noise of a private gradient as a multiple of the clip; 0 derives it, so
+            that all rounds spend epsilon.
     """
 
-    model: base.Model | Literal["auto"] = Field(
-        "auto",
-        description=(
-            "Network: a linear layer, one hidden layer (mlp), or the ConvNet on square images; "
-            "auto is the ConvNet for a backbone of pixels with an image-size above 8, otherwise "
-            "mlp."
-        ),
-    )
-    width: Annotated[int, base.Unit("units or channels")] = Field(
-        32, ge=1, le=1024, description="Units of the hidden layer, or channels of the ConvNet."
-    )
-    rounds: base.Rounds = Field(5, ge=1, le=100_000, description="Rounds of training.")
-    images_per_class: Annotated[int, base.Unit("images")] = Field(
-        0,
-        ge=0,
-        le=10_000,
-        description="Synthetic images of each class that a site sends; 0 for 10 with a ConvNet or "
-        "under privacy, otherwise 50.",
-    )
-    labels: Literal["auto", "present", "all"] = Field(
-        "auto",
-        description=(
-            "Classes of the images: the site's (present), or all of the run, which hides a site's "
-            "own; auto is all under privacy, otherwise present."
-        ),
-    )
-    start: Literal["noise", "last"] = Field(
-        "last",
-        description="Whether images start from noise in every round, or from those of the last "
-        "round.",
-    )
-    trajectories: Annotated[int, base.Unit("trajectories")] = Field(
-        1,
-        ge=1,
-        le=1000,
-        description="Trajectories of the model along which images are fitted; R_i in the paper.",
-    )
-    loops: Annotated[int, base.Unit("loops")] = Field(
-        1, ge=1, le=1000, description="Most loops in a trajectory; five in the paper."
-    )
-    batches: Annotated[int, base.Unit("batches")] = Field(
-        1, ge=1, le=100_000, description="Batches of real records in a loop."
-    )
-    batch_size: base.Records = Field(
-        0,
-        ge=0,
-        description="Records in a batch; 0 for all at once; under privacy the public number that "
-        "a sum is divided by.",
-    )
-    image_steps: base.Steps = Field(
-        0,
-        ge=0,
-        le=100_000,
-        description=(
-            "Steps of the images to match the gradient of a batch, R_b in the paper; 0 for 40 with "
-            "a ConvNet without privacy, otherwise 100."
-        ),
-    )
-    model_steps: base.Steps = Field(
-        0,
-        ge=0,
-        le=100_000,
-        description="Steps of the model on the images at the end of a loop; R_l in the paper.",
-    )
-    trust_radius: float = Field(
-        10.0,
-        gt=0,
-        le=1e6,
-        description="Largest distance of the model from its start in a round; r in the paper.",
-    )
-    image_learning_rate: float = Field(
-        100.0, gt=0, le=1e6, description="Learning rate of the images."
-    )
-    mse_weight: float = Field(
-        -1.0,
-        le=1e6,
-        description=(
-            "Weight of the squared error next to the cosine in the distance of gradients, 0.1 in "
-            "the paper; negative for 1 with a ConvNet, 0.1 with another network, and 0 under "
-            "privacy."
-        ),
-    )
-    learning_rate: float = Field(
-        0.1,
-        gt=0,
-        le=1e4,
-        description="Learning rate of the model in round 1, annealed over the steps of every "
-        "round.",
-    )
-    cosine: bool = Field(
-        False,
-        description=(
-            "Whether the learning rate falls as a cosine that ends with the last round, as in the "
-            "paper; otherwise it is divided by the square root of the round."
-        ),
-    )
-    server_steps: base.Steps = Field(
-        100, ge=1, le=100_000, description="Steps of the coordinator in a round."
-    )
-    rule: Annotated[Literal["min", "median", "max", "fixed"], base.Only("fedlap")] = Field(
-        "median", description="How the radii of the sites become one; fixed is trust-radius."
-    )
-    descent: Annotated[Literal["auto", "annealed", "plain"], base.Only("fedlap")] = Field(
-        "auto",
-        description=(
-            "Steps of the coordinator: annealed inside the radius, or plain as in the paper, at the full rate "
-            "up to it, which sites seek along all steps. auto is annealed with a ConvNet or privacy, else plain."
-        ),
-    )
-    memory: float = Field(
-        -1.0,
-        ge=-1,
-        lt=1,
-        description=(
-            "Share of the coordinator's loss that images of the three rounds before have from "
-            "round 2 on, 0 in the paper; negative for 0.33, and 0 under privacy."
-        ),
-    )
-    augment: base.Augmentations = Field(
-        (), description="Random changes of the images in training; only for a ConvNet."
-    )
+    model: base.Model | Literal["auto"] = "auto"
+    width: Annotated[int, base.Unit("units or channels")] = Field(32, ge=1, le=1024)
+    rounds: base.Rounds = Field(5, ge=1, le=100_000)
+    images_per_class: Annotated[int, base.Unit("images")] = Field(0, ge=0, le=10_000)
+    labels: Literal["auto", "present", "all"] = "auto"
+    start: Literal["noise", "last"] = "last"
+    trajectories: Annotated[int, base.Unit("trajectories")] = Field(1, ge=1, le=1000)
+    loops: Annotated[int, base.Unit("loops")] = Field(1, ge=1, le=1000)
+    batches: Annotated[int, base.Unit("batches")] = Field(1, ge=1, le=100_000)
+    batch_size: base.Records = Field(0, ge=0)
+    image_steps: base.Steps = Field(0, ge=0, le=100_000)
+    model_steps: base.Steps = Field(0, ge=0, le=100_000)
+    trust_radius: float = Field(10.0, gt=0, le=1e6)
+    image_learning_rate: float = Field(100.0, gt=0, le=1e6)
+    mse_weight: float = Field(-1.0, le=1e6)
+    learning_rate: float = Field(0.1, gt=0, le=1e4)
+    cosine: bool = False
+    server_steps: base.Steps = Field(100, ge=1, le=100_000)
+    rule: Annotated[Literal["min", "median", "max", "fixed"], base.Only("fedlap")] = "median"
+    descent: Annotated[Literal["auto", "annealed", "plain"], base.Only("fedlap")] = "auto"
+    memory: float = Field(-1.0, ge=-1, lt=1)
+    augment: base.Augmentations = ()
     clip: base.GradientClip = 0.3
-    sample_rate: float = Field(
-        1.0,
-        ge=1e-6,
-        le=1,
-        description="Probability that a record takes part in a private gradient.",
-    )
-    noise_multiplier: float = Field(
-        0.0,
-        ge=0,
-        description="Noise of a private gradient as a multiple of the clip; 0 derives it, so that "
-        "all rounds spend epsilon.",
-    )
+    sample_rate: float = Field(1.0, ge=1e-6, le=1)
+    noise_multiplier: float = Field(0.0, ge=0)
 
     @property
     def kind(self) -> base.Model:
@@ -286,70 +190,45 @@ class DPCVAESettings(base.Section):
     `dpcvae.`).
 
     Optimisers begin anew in every round.
+
+    Attributes:
+        rounds: Rounds; the first releases class sizes, the others train.
+        first_round: What the first round releases: the size of every class (counts), or also the
+            sum of its embeddings.
+        latent: Dimension of the latent vector z; 0 for 32, or 8 under privacy.
+        hidden: Width of the three layers on each side; 0 for linear maps.
+        learned_variance: Whether the decoder learns a variance for each dimension of the
+            embeddings.
+        class_prior: Whether each class has its own Gaussian prior of z.
+        beta: Weight of the divergence between posterior and prior.
+        warm_up: Share of the rounds over which the weight of the divergence rises to beta.
+        local_epochs: Passes over a site's records in a round.
+        batch_size: Records in a training step without privacy.
+        optimiser: Optimiser at a site.
+        learning_rate: Learning rate at a site; 0 for the optimiser's default.
+        cosine: Whether the learning rate is annealed over the rounds.
+        weights: Weight of a site in the average: its reported number of records, or one.
+        synthetic: Synthetic embeddings of each class that evaluate the generator.
     """
 
-    rounds: base.Rounds = Field(
-        11,
-        ge=2,
-        le=100_000,
-        description="Rounds; the first releases class sizes, the others train.",
-    )
-    first_round: Literal["sums", "counts"] = Field(
-        "sums",
-        description="What the first round releases: the size of every class (counts), or also the "
-        "sum of its embeddings.",
-    )
-    latent: Annotated[int, base.Unit("dimensions")] = Field(
-        0,
-        ge=0,
-        le=4096,
-        description="Dimension of the latent vector z; 0 for 32, or 8 under privacy.",
-    )
-    hidden: Annotated[int, base.Only("dpcvae"), base.Unit("units")] = Field(
-        0, ge=0, le=8192, description="Width of the three layers on each side; 0 for linear maps."
-    )
-    learned_variance: Annotated[bool, base.Only("dpcvae")] = Field(
-        True,
-        description="Whether the decoder learns a variance for each dimension of the embeddings.",
-    )
-    class_prior: Annotated[bool, base.Only("dpcvae")] = Field(
-        True, description="Whether each class has its own Gaussian prior of z."
-    )
-    beta: Annotated[float, base.Only("dpcvae")] = Field(
-        1.0, ge=0, le=1e4, description="Weight of the divergence between posterior and prior."
-    )
-    warm_up: Annotated[float, base.Only("dpcvae")] = Field(
-        0.3,
-        ge=0,
-        le=1,
-        description="Share of the rounds over which the weight of the divergence rises to beta.",
-    )
-    local_epochs: base.Epochs = Field(
-        5, ge=1, le=10_000, description="Passes over a site's records in a round."
-    )
-    batch_size: base.Records = Field(
-        256, ge=1, description="Records in a training step without privacy."
-    )
-    optimiser: Annotated[Literal["adam", "sgd"], base.Only("dpcvae")] = Field(
-        "adam", description="Optimiser at a site."
-    )
-    learning_rate: float = Field(
-        0.0, ge=0, le=1e4, description="Learning rate at a site; 0 for the optimiser's default."
-    )
-    cosine: bool = Field(True, description="Whether the learning rate is annealed over the rounds.")
-    weights: Literal["records", "equal"] = Field(
-        "records",
-        description="Weight of a site in the average: its reported number of records, or one.",
-    )
+    rounds: base.Rounds = Field(11, ge=2, le=100_000)
+    first_round: Literal["sums", "counts"] = "sums"
+    latent: Annotated[int, base.Unit("dimensions")] = Field(0, ge=0, le=4096)
+    hidden: Annotated[int, base.Only("dpcvae"), base.Unit("units")] = Field(0, ge=0, le=8192)
+    learned_variance: Annotated[bool, base.Only("dpcvae")] = True
+    class_prior: Annotated[bool, base.Only("dpcvae")] = True
+    beta: Annotated[float, base.Only("dpcvae")] = Field(1.0, ge=0, le=1e4)
+    warm_up: Annotated[float, base.Only("dpcvae")] = Field(0.3, ge=0, le=1)
+    local_epochs: base.Epochs = Field(5, ge=1, le=10_000)
+    batch_size: base.Records = Field(256, ge=1)
+    optimiser: Annotated[Literal["adam", "sgd"], base.Only("dpcvae")] = "adam"
+    learning_rate: float = Field(0.0, ge=0, le=1e4)
+    cosine: bool = True
+    weights: Literal["records", "equal"] = "records"
     clip: base.GradientClip = 0.1
     sample_rate: base.SampleRate = 1.0
     noise_multiplier: base.NoiseMultiplier = 0.0
-    synthetic: base.Records = Field(
-        1000,
-        ge=1,
-        le=100_000,
-        description="Synthetic embeddings of each class that evaluate the generator.",
-    )
+    synthetic: base.Records = Field(1000, ge=1, le=100_000)
 
     def latents(self, private: bool) -> int:
         """The dimension of z."""
@@ -379,63 +258,39 @@ class DPCVAESettings(base.Section):
 
 
 class FedPFTSettings(base.Section):
-    """Settings of FedPFT: the surrogate that a site fits to its features (section `fedpft.`)."""
+    """Settings of FedPFT: the surrogate that a site fits to its features (section `fedpft.`).
 
-    covariance: base.AnyCovariance = Field(
-        "auto",
-        description=(
-            "Form of the covariance of a Gaussian; lowrank is one diagonal and a thin factor for all "
-            "classes, gram one matrix for all classes; auto is gram up to 2,048 dimensions, and "
-            "follows from public numbers with epsilon."
-        ),
-    )
-    components: Annotated[int, base.Unit("Gaussians")] = Field(
-        1,
-        ge=1,
-        le=1000,
-        description="Gaussians for each class; a class with few records gets fewer.",
-    )
-    rank: Annotated[int, base.Unit("columns")] = Field(
-        0,
-        ge=0,
-        le=4096,
-        description="Columns of the thin factor of a lowrank covariance; 0 is 16, and 64 where "
-        "covariance is auto.",
-    )
-    bits: Annotated[Literal[0, 16, 8], base.Unit("bits")] = Field(
-        0,
-        description="Bits of an entry of that factor in a message; all else has 16. 0 is 16, and 8 "
-        "where covariance is auto.",
-    )
-    samples_per_component: base.Records = Field(
-        10,
-        ge=1,
-        description="Fewest records for each Gaussian, and for each column of a lowrank "
-        "covariance.",
-    )
-    privacy: Literal["auto", "none", "sums", "theorem-4.1"] = Field(
-        "auto",
-        description="Privacy mechanism under a budget; auto is noisy sums; theorem-4.1 is the "
-        "paper's, which protects less.",
-    )
-    clip: base.FeatureClip = Field(
-        0.0,
-        description="Number that divides private features, or their norm if that is larger; 0 "
-        "gives all features norm one.",
-    )
-    public: str = Field(
-        "",
-        description="File of public features, whose mean is subtracted from the features of every "
-        "site under privacy.",
-    )
-    topology: Literal["star", "chain"] = Field(
-        "star",
-        description="Whether all sites send to the coordinator (star), or each extends the "
-        "surrogate of the last (chain).",
-    )
-    order: base.Names = Field(
-        (), description="Names of the sites in the order of a chain; empty for a random order."
-    )
-    seal: bool = Field(
-        False, description="Whether a chain's surrogates are encrypted for the next sites."
-    )
+    Attributes:
+        covariance: Form of the covariance of a Gaussian; lowrank is one diagonal and a thin factor
+            for all classes, gram one matrix for all classes; auto is gram up to 2,048 dimensions,
+            and follows from public numbers with epsilon.
+        components: Gaussians for each class; a class with few records gets fewer.
+        rank: Columns of the thin factor of a lowrank covariance; 0 is 16, and 64 where covariance
+            is auto.
+        bits: Bits of an entry of that factor in a message; all else has 16. 0 is 16, and 8 where
+            covariance is auto.
+        samples_per_component: Fewest records for each Gaussian, and for each column of a lowrank
+            covariance.
+        privacy: Privacy mechanism under a budget; auto is noisy sums; theorem-4.1 is the paper's,
+            which protects less.
+        clip: Number that divides private features, or their norm if that is larger; 0 gives all
+            features norm one.
+        public: File of public features, whose mean is subtracted from the features of every site
+            under privacy.
+        topology: Whether all sites send to the coordinator (star), or each extends the surrogate of
+            the last (chain).
+        order: Names of the sites in the order of a chain; empty for a random order.
+        seal: Whether a chain's surrogates are encrypted for the next sites.
+    """
+
+    covariance: base.AnyCovariance = "auto"
+    components: Annotated[int, base.Unit("Gaussians")] = Field(1, ge=1, le=1000)
+    rank: Annotated[int, base.Unit("columns")] = Field(0, ge=0, le=4096)
+    bits: Annotated[Literal[0, 16, 8], base.Unit("bits")] = 0
+    samples_per_component: base.Records = Field(10, ge=1)
+    privacy: Literal["auto", "none", "sums", "theorem-4.1"] = "auto"
+    clip: base.FeatureClip = 0.0
+    public: str = ""
+    topology: Literal["star", "chain"] = "star"
+    order: base.Names = ()
+    seal: bool = False

@@ -19,6 +19,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from ..errors import ConfigError, RunError, SealError, SurrogateError
+from ..files import read_json
 from ..models.classifiers import Classifier, Ensemble, Head
 from ..models.training_parts import Batch
 from ..privacy.mechanism import relation_of
@@ -642,7 +643,7 @@ def settings_of_run(run: Path) -> Run:
         RunError: for a folder that is no run folder.
         ConfigError: for settings of another version.
     """
-    manifest = _object(run, "manifest.json")
+    manifest = read_json(run, "manifest.json")
     if not isinstance(settings := manifest.get("config"), dict):
         raise RunError(f"{run} is not a run folder: manifest.json has no config")
     return replace(stored_run(settings), stored_as=str(manifest.get("run", "")))
@@ -650,7 +651,7 @@ def settings_of_run(run: Path) -> Run:
 
 def is_simulated(run: Path) -> bool:
     """Whether the run was a simulation, so that this machine has all of its records. Raises RunError."""
-    return _object(run, "manifest.json").get("simulated") is True
+    return read_json(run, "manifest.json").get("simulated") is True
 
 
 def signed_from_run(run: Path, private: bytes, sampler: Sampler | None = None) -> SignedModel:
@@ -669,12 +670,12 @@ def signed_from_run(run: Path, private: bytes, sampler: Sampler | None = None) -
         RunError: the run has no model.
         SurrogateError: the model cannot be read.
     """
-    config, manifest = settings_of_run(run), _object(run, "manifest.json")
+    config, manifest = settings_of_run(run), read_json(run, "manifest.json")
     if not (run / MODEL_FILE).is_file():
         raise RunError(
             f"{run} has no {MODEL_FILE}: the run has failed, or its result is no classifier"
         )
-    metrics = _object(run, "metrics.json")
+    metrics = read_json(run, "metrics.json")
     used = _table(metrics.get("sites")).get("used")
     claims = _table(_table(metrics.get("privacy")).get("per_site")).values()
     units = {str(unit) for claim in claims if (unit := _table(claim).get("unit"))}
@@ -718,18 +719,6 @@ def own_model(run: Path) -> SignedModel:
     facts = {"name": f"{signed.manifest.method}-{signed.manifest.tensors[:8]}"}
     manifest = signed.manifest.model_copy(update=facts | {"gaussians": OF_SIMULATION})
     return sign_model(signed.classifier, None, manifest, key)
-
-
-def _object(run: Path, name: str) -> dict[str, Any]:
-    """A JSON object of a run folder. Raises RunError."""
-    try:
-        content = json.loads((run / name).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        why = f"{name} cannot be read ({type(error).__name__})"
-        raise RunError(f"{run} is not a run folder: {why}") from None
-    if not isinstance(content, dict):
-        raise RunError(f"{run / name} is not a JSON object")
-    return content
 
 
 def _table(value: object) -> dict[str, Any]:

@@ -27,6 +27,8 @@ from .mixtures import Mixtures
 PRESENT = 2.0
 # Probability of refusing honest noise; relative tolerance for rounding of tables.
 FALSE_ALARM, TABLE_TOLERANCE = 1e-7, 1e-2
+# Other names for those of `lengths`.
+OWN_NAMES: Mapping[str, str] = {}
 # Records whose contributions are in memory at a time. Sums are exact, so that this number changes
 # no bit of them.
 ROWS = 16 * 511
@@ -208,6 +210,23 @@ def lengths(sums: Sums) -> list[tuple[str, Tensor, Tensor]]:
         (name, length, most * (1 + TABLE_TOLERANCE) + TABLE_TOLERANCE)
         for name, length, most in tables
     ]
+
+
+def beyond(sums: Sums, names: Mapping[str, str] = OWN_NAMES) -> str:
+    """What noisy sums have that no records can have, in words; empty for nothing.
+
+    Args:
+        sums: over records of norm one, with the deviations of their noise.
+        names: what to say for a name of `lengths`.
+    """
+    for name, length, most in lengths(sums):
+        if bool((length > most).any()):
+            worst = int(torch.argmax(length - most))
+            return (
+                f"{names.get(name, name)} (length {float(length[worst]):.4g}; at most "
+                f"{float(most[worst]):.4g} is possible for this number of records and the noise)"
+            )
+    return ""
 
 
 def as_mixtures(sums: Sums) -> tuple[Mixtures, list[int]] | None:

@@ -43,6 +43,10 @@ class Header:
     classes: tuple[str, ...]
     frame: bytes = b""
 
+    def restricted(self, keep: Sequence[str]) -> Header:
+        """The same with only these classes, in their order here."""
+        return replace(self, classes=tuple(name for name in self.classes if name in keep))
+
 
 @dataclass(frozen=True)
 class Surrogate:
@@ -163,9 +167,7 @@ def without_classes(surrogate: AnySurrogate, keep: Sequence[str]) -> AnySurrogat
     wanted = torch.tensor([name in keep for name in surrogate.header.classes])
     if not wanted.any():
         return None
-    header = replace(
-        surrogate.header, classes=tuple(name for name in surrogate.header.classes if name in keep)
-    )
+    header = surrogate.header.restricted(keep)
     if isinstance(surrogate, SumsSurrogate):
         sums = surrogate.sums
         squares = sums.squares if bool(wanted.all()) else None

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..errors import ABOVE, ConfigError, norm_of_ones
 from ..settings import CountingSettings
+from ..terms import Counted
 from .labels import Labels
 from .number import WITHIN, Number
 from .target import Facts, Target
@@ -32,34 +33,8 @@ THIRD = 0.4307272992954576
 THIRDS = ("low risk", "middle risk", "high risk")
 
 
-@dataclass(frozen=True)
-class Question:
-    """What a survey counts: a record is in one cell of each question.
-
-    Attributes:
-        name: of the question.
-        cells: their names.
-    """
-
-    name: str
-    cells: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class AnswerTable:
-    """The table of an evaluation.
-
-    Attributes:
-        name: of the table.
-        shape: topics first, T.
-        most: largest magnitude of what a record adds to an entry.
-        bound: largest norm of what a record adds to the table.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    most: float
-    bound: float
+# Names of the cells of what a survey counts, by what they ask: a record is in one cell of each.
+Questions = dict[str, tuple[str, ...]]
 
 
 class CountedTarget(ABC):
@@ -67,7 +42,7 @@ class CountedTarget(ABC):
 
     @property
     @abstractmethod
-    def questions(self) -> tuple[Question, ...]:
+    def questions(self) -> Questions:
         """What a survey counts, Q questions."""
 
     @abstractmethod
@@ -76,8 +51,8 @@ class CountedTarget(ABC):
 
     @property
     @abstractmethod
-    def table(self) -> AnswerTable:
-        """What an evaluation counts, of T topics."""
+    def table(self) -> Counted:
+        """What an evaluation counts: T topics first."""
 
     @abstractmethod
     def kinds(self, values: Tensor) -> Tensor:
@@ -109,7 +84,7 @@ class CountedTarget(ABC):
     @property
     def rows(self) -> tuple[str, ...]:
         """Names of all cells of a survey."""
-        return tuple(f"{each.name}: {cell}" for each in self.questions for cell in each.cells)
+        return tuple(f"{name}: {cell}" for name, own in self.questions.items() for cell in own)
 
     @property
     def bound(self) -> float:
@@ -125,20 +100,19 @@ class CountedLabels(CountedTarget):
     bins: int
 
     @property
-    def questions(self) -> tuple[Question, ...]:
+    def questions(self) -> Questions:
         """One a label."""
-        cells = ("present", "absent", "not annotated")
-        return tuple(Question(name, cells) for name in self.target.columns)
+        return dict.fromkeys(self.target.columns, ("present", "absent", "not annotated"))
 
     def cells(self, values: Tensor) -> Tensor:
         """(n, L)."""
         return torch.where(values.isnan(), 2, (values == 0).long()).long()
 
     @property
-    def table(self) -> AnswerTable:
+    def table(self) -> Counted:
         """Histograms of absent and of present records, (L, 2, B)."""
         count = len(self.target.columns)
-        return AnswerTable("labels", (count, 2, self.bins), 1.0, math.sqrt(count) * ABOVE)
+        return Counted("labels", (count, 2, self.bins), math.sqrt(count) * ABOVE)
 
     def kinds(self, values: Tensor) -> Tensor:
         """Absent 0, present 1."""
@@ -172,14 +146,12 @@ class CountedNumbers(CountedTarget):
     largest: float = 1.0
 
     @property
-    def questions(self) -> tuple[Question, ...]:
+    def questions(self) -> Questions:
         """One a number, with bins of equal width; the outer ones hold all beyond."""
-        found = []
-        for name, (low, high) in zip(self.target.columns, self.target.ranges, strict=True):
-            spans = pairwise(self._edges(low, high))
-            cells = tuple(f"{a:.6g} to {b:.6g}" for a, b in spans)
-            found.append(Question(name, cells))
-        return tuple(found)
+        return {
+            name: tuple(f"{a:.6g} to {b:.6g}" for a, b in pairwise(self._edges(*ends)))
+            for name, ends in zip(self.target.columns, self.target.ranges, strict=True)
+        }
 
     def cells(self, values: Tensor) -> Tensor:
         """(n, r). A value on an edge is in the bin that begins there."""
@@ -190,10 +162,10 @@ class CountedNumbers(CountedTarget):
         return torch.stack(found, 1)
 
     @property
-    def table(self) -> AnswerTable:
+    def table(self) -> Counted:
         """Sums of `PARTS`, (r, 7), in steps."""
         shape = (len(self.target.columns), len(PARTS))
-        return AnswerTable("errors", shape, STEPS, STEPS * math.sqrt(math.prod(shape)) * ABOVE)
+        return Counted("errors", shape, STEPS * math.sqrt(math.prod(shape)) * ABOVE, most=STEPS)
 
     def kinds(self, values: Tensor) -> Tensor:
         """All records are alike."""
@@ -240,9 +212,9 @@ class CountedTimes(CountedTarget):
     target: Time
 
     @property
-    def questions(self) -> tuple[Question, ...]:
+    def questions(self) -> Questions:
         """One: the cell."""
-        return (Question("time", self.target.rows),)
+        return {"time": self.target.rows}
 
     def cells(self, values: Tensor) -> Tensor:
         """(n, 1)."""
@@ -254,9 +226,9 @@ class CountedTimes(CountedTarget):
         return self.target.rows
 
     @property
-    def table(self) -> AnswerTable:
+    def table(self) -> Counted:
         """Cells by third of the risk, (1, 3, 2 B + 1)."""
-        return AnswerTable("thirds", (1, len(THIRDS), len(self.target.rows)), 1.0, 1.0)
+        return Counted("thirds", (1, len(THIRDS), len(self.target.rows)), 1.0)
 
     def kinds(self, values: Tensor) -> Tensor:
         """Whether the event was seen before the horizon."""

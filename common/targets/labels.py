@@ -17,12 +17,12 @@ from ..settings.heads import label_sets
 from ..terms import Term
 from .target import (
     LEAST_TOGETHER,
+    Answering,
     Facts,
     Kind,
     LearningRates,
     Objective,
     Target,
-    TrainedHead,
     sums_of_counts,
 )
 
@@ -262,8 +262,8 @@ class Labels(Target):
         """The exact code, and no moments."""
         return replace(self, capped=False, own=False, chosen=())
 
-    def _answering(self, model: Mapping[str, Tensor]) -> TrainedHead:
-        return TrainedHead(self.columns, model["weight"], model["bias"], {})
+    def _answering(self, model: Mapping[str, Tensor]) -> Answering:
+        return Answering(self.columns, model["weight"], model["bias"])
 
     def groups(self, values: Tensor) -> Tensor:
         """Present, absent or unknown, of the first label."""

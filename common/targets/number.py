@@ -86,11 +86,11 @@ class Number(target.Target):
         """Half of the squared error of u."""
         return target.Objective(len(self.columns), _losses, RATES, self._answering)
 
-    def _answering(self, model: Mapping[str, Tensor]) -> target.TrainedHead:
+    def _answering(self, model: Mapping[str, Tensor]) -> target.Answering:
         middle, half = self._scale()
         weight = half[:, None] * model["weight"].double()
         bias = half * model["bias"].double() + middle
-        return target.TrainedHead(self.columns, weight.float(), bias.float(), {})
+        return target.Answering(self.columns, weight.float(), bias.float())
 
     def groups(self, values: Tensor) -> Tensor:
         """Fifths of the first number."""

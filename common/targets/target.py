@@ -325,20 +325,22 @@ class LearningRates(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TrainedHead:
-    """What a linear model answers after training.
+class Answering:
+    """A linear model of a target.
 
     Attributes:
         outputs: names of o answers.
         weight: (o, d).
         bias: (o,).
         public: what a model says of it besides the target's own facts, as values of JSON.
+        facts: for the run's result.
     """
 
     outputs: tuple[str, ...]
     weight: Tensor
     bias: Tensor
-    public: Mapping[str, object]
+    public: Mapping[str, object] = field(default_factory=dict)
+    facts: Mapping[str, str | float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -361,7 +363,7 @@ class Objective:
     outputs: int
     losses: Callable[[Tensor, Tensor], Tensor]
     rates: LearningRates
-    answering: Callable[[Mapping[str, Tensor]], TrainedHead]
+    answering: Callable[[Mapping[str, Tensor]], Answering]
     levels: tuple[float, ...] = ()
 
     def numbers(self, dimension: int) -> int:

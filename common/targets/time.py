@@ -22,13 +22,13 @@ from .target import (
     SQUARES,
     SUMS,
     TOTALS,
+    Answering,
     Course,
     Facts,
     Kind,
     LearningRates,
     Objective,
     Target,
-    TrainedHead,
     sums_of_counts,
 )
 
@@ -271,10 +271,10 @@ class Time(Target):
             self.bins, partial(_losses, self.bins), RATES, self._answering, (level,) * self.bins
         )
 
-    def _answering(self, model: Mapping[str, Tensor]) -> TrainedHead:
+    def _answering(self, model: Mapping[str, Tensor]) -> Answering:
         levels = [float(each) for each in model["levels.weight"].flatten()]
         weight = model["score.weight"]
-        return TrainedHead(self.outputs, weight, torch.zeros(1), {"levels": levels})
+        return Answering(self.outputs, weight, torch.zeros(1), {"levels": levels})
 
     def groups(self, values: Tensor) -> Tensor:
         """Cells."""

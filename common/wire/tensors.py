@@ -31,7 +31,7 @@ from ..methods.fedpft import AUTO_RANK, choices, largest_gram
 from ..methods.method import Messages, check_schema
 from ..run import Run
 from ..surrogate_pb2 import Halves, Levels
-from ..surrogates.class_sums import lengths
+from ..surrogates.class_sums import beyond
 from ..surrogates.covariances import AnyCovariance, Diagonal, Full, Gram, LowRank, Spherical
 from ..surrogates.surrogates import AnySurrogate, Header, Reply, SumsSurrogate, Surrogate
 
@@ -495,13 +495,8 @@ def _check_sums(surrogate: SumsSurrogate, expected: Expectation) -> None:
         raise SurrogateError(
             f"a class of {float(sums.counts.abs().max()):g} records; {LARGEST_COUNT} at most"
         )
-    for name, length, most in lengths(sums):
-        if bool((length > most).any()):
-            worst = int((length - most).argmax())
-            raise SurrogateError(
-                f"{name} of length {float(length[worst]):.4g}; for this number of records and the "
-                f"noise, at most {float(most[worst]):.4g} is allowed"
-            )
+    if what := beyond(sums):
+        raise SurrogateError(what)
 
 
 def _check_mixtures(surrogate: Surrogate, expected: Expectation) -> None:

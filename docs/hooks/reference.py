@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 import types
 import typing
 from collections.abc import Collection, Iterable
@@ -12,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import click
-from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 from typer.main import get_command
 
-from fedsurrogate.common.help import Description
-from fedsurrogate.common.settings import kebab
+from fedsurrogate.common.help import Description, meanings
+from fedsurrogate.common.settings import Section, kebab
 
 ROOT = Path(__file__).parents[2]
 BOUNDS = {"ge": "at least {}", "gt": "above {}", "le": "at most {}", "lt": "below {}"}
@@ -91,26 +89,9 @@ def default_of(value: object) -> str:
     return f'`"{value}"`' if isinstance(value, str) else f"`{value}`"
 
 
-def explained(model: type[BaseModel]) -> dict[str, str]:
-    """What each field means: its description, otherwise the sentence about it in the class's
-    docstring.
-    """
-    doc = " ".join((inspect.getdoc(model) or "").split())
-    names = list(model.model_fields)
-    found = {}
-    for name, field in model.model_fields.items():
-        # "key, other: what they mean." up to the next "key:" of the docstring.
-        later = "|".join(rf"{re.escape(other)}(?:, \w+)*" for other in names)
-        here = re.search(
-            rf"(?<!\w)(?:\w+, )*{name}(?:, \w+)*: (.*?)(?=(?:^|[.;] )(?:{later}): |$)", doc
-        )
-        found[name] = field.description or (here[1].rstrip(".") if here else "")
-    return found
-
-
-def table(model: type[BaseModel], without: Collection[str] = ()) -> str:
+def table(model: type[Section], without: Collection[str] = ()) -> str:
     """A table of all settings of a model, apart from some."""
-    meanings, rows = explained(model), ["| key | values | default | meaning |", "|---|---|---|---|"]
+    found, rows = meanings(model), ["| key | values | default | meaning |", "|---|---|---|---|"]
     for name, field in model.model_fields.items():
         if name in without:
             continue
@@ -118,7 +99,7 @@ def table(model: type[BaseModel], without: Collection[str] = ()) -> str:
             kebab(name),
             cell(range_of(field)),
             cell(default_of(field.default)),
-            cell(meanings[name]),
+            cell(found[name]),
         )
         rows.append("| `{}` | {} | {} | {} |".format(*cells))
     return "\n".join(rows)

@@ -5,6 +5,7 @@ coordinator and sites trust each other, and the record of what was done.
 
 from __future__ import annotations
 
+import datetime
 import json
 import shlex
 import sys
@@ -13,7 +14,9 @@ from typing import Annotated
 
 import typer
 
-from fedsurrogate.common.command_line import Json, console, stderr_console
+from fedsurrogate.common.command_line import Json, console, print_table, stderr_console
+from fedsurrogate.common.errors import ConfigError, RunError
+from fedsurrogate.common.escapes import for_rows, for_terminal
 
 from ..deployment import SERVER_DAYS
 from .control import Authority, Control, register
@@ -26,48 +29,29 @@ REMEDIES = {
 
 
 def certs(
-    folder: Annotated[
-        Path, typer.Argument(help="The folder for the certificates and keys. Keep it private.")
-    ],
-    host: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A host name or address at which sites reach the coordinator; may be given "
-            "several times."
-        ),
-    ] = None,
-    site: Annotated[
-        list[str] | None, typer.Option(help="A site to make a key for; may be given several times.")
-    ] = None,
-    renew: Annotated[
-        bool,
-        typer.Option(
-            "--renew", help="Sign the coordinator's certificate again; sites need nothing new."
-        ),
-    ] = False,
-    new_key: Annotated[
-        bool,
-        typer.Option(
-            "--new-key",
-            help="Make a new key for every --site, in place of its lost, stolen or revoked one.",
-        ),
-    ] = False,
-    days: Annotated[
-        int,
-        typer.Option(
-            min=1, max=3650, help="Days for which a new certificate of the coordinator is valid."
-        ),
-    ] = SERVER_DAYS,
+    folder: Path,
+    host: list[str] | None = None,
+    site: list[str] | None = None,
+    renew: Annotated[bool, typer.Option("--renew")] = False,
+    new_key: Annotated[bool, typer.Option("--new-key")] = False,
+    days: Annotated[int, typer.Option(min=1, max=3650)] = SERVER_DAYS,
     as_json: Json = False,
 ) -> None:
     """Make the certificates and keys of a federation, or show when they expire.
 
     Makes only missing files. A site gets the folder FOLDER/sites/NAME, and nothing else. Exits with
     1 when a certificate has expired.
-    """
-    import datetime
 
-    from rich.table import Column, Table
+    Args:
+        folder: The folder for the certificates and keys. Keep it private.
+        host: A host name or address at which sites reach the coordinator; may be given several
+            times.
+        site: A site to make a key for; may be given several times.
+        renew: Sign the coordinator's certificate again; sites need nothing new.
+        new_key: Make a new key for every --site, in place of its lost, stolen or revoked one.
+        days: Days for which a new certificate of the coordinator is valid.
+    """
+    from rich.table import Column
 
     from ..deployment.audit_log import note
     from ..deployment.certificates import credentials, drop_site_keys, issue
@@ -98,24 +82,14 @@ def certs(
         ]
         print(json.dumps(rows, indent=2))
     else:
-        table = Table(
-            "",
-            "for",
-            "file",
-            Column("valid until", no_wrap=True),
-            Column(no_wrap=True),
-            title=str(folder),
-        )
-        for credential, state in states:
-            until = f"{credential.expires:%Y-%m-%d}" if credential.expires else ""
-            table.add_row(
-                credential.kind,
-                credential.name,
-                str(credential.file.relative_to(folder)),
-                until,
-                state,
-            )
-        console.print(table)
+        shown = []
+        for each, state in states:
+            until = f"{each.expires:%Y-%m-%d}" if each.expires else ""
+            file = str(each.file.relative_to(folder))
+            shown.append((each.kind, each.name, file, until, state))
+        ends = Column("valid until", no_wrap=True)
+        columns = ("", "for", "file", ends, Column(no_wrap=True))
+        print_table(columns, shown, title=str(folder))
         for credential, state in states:
             if state != "ok":
                 remedy = REMEDIES[credential.kind].format(folder=folder, name=credential.name)
@@ -125,27 +99,24 @@ def certs(
 
 
 def kit(
-    folder: Annotated[
-        Path, typer.Argument(help="The folder that `coordinator sites certs` has made.")
-    ],
-    site: Annotated[
-        str, typer.Argument(help="The site that gets the kit; the folder must hold its key.")
-    ],
-    coordinator: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where the site reaches the coordinator.")
-    ],
-    image: Annotated[
-        str, typer.Option(help="Name of the container image at the site.")
-    ] = "fedsurrogate",
-    out: Annotated[
-        Path | None, typer.Option(help="The archive to write; default: SITE.tar.gz.")
-    ] = None,
+    folder: Path,
+    site: str,
+    coordinator: Annotated[str, typer.Option(metavar="HOST:PORT")],
+    image: str = "fedsurrogate",
+    out: Path | None = None,
 ) -> None:
     """Pack the kit of a hospital into one archive: certificates, key, compose file, settings,
     policy template, a guide.
 
     If `coordinator sites certs` made the site's private key, the kit holds it: send it only over a
     channel that you trust. The kit of a site that enrolled holds no secret.
+
+    Args:
+        folder: The folder that `coordinator sites certs` has made.
+        site: The site that gets the kit; the folder must hold its key.
+        coordinator: Where the site reaches the coordinator.
+        image: Name of the container image at the site.
+        out: The archive to write; default: SITE.tar.gz.
     """
     show_kit(folder, site, coordinator, image, out)
 
@@ -178,17 +149,9 @@ MEANS = {
 
 
 def init(
-    folder: Annotated[Path, typer.Argument(help="The folder of the federation. Keep it private.")],
-    host: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A host name or address at which sites reach this machine; may be given several "
-            "times; else it is asked."
-        ),
-    ] = None,
-    port: Annotated[
-        int, typer.Option(min=1, max=65535, help="The only port that sites reach.")
-    ] = 9092,
+    folder: Path,
+    host: list[str] | None = None,
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 9092,
 ) -> None:
     """Make the folder of a federation: certificates and settings.
 
@@ -197,6 +160,12 @@ def init(
     accept` and `run` need no address and no certificate.
 
     Example: coordinator init federation/ --host fl.example.org
+
+    Args:
+        folder: The folder of the federation. Keep it private.
+        host: A host name or address at which sites reach this machine; may be given several times;
+            else it is asked.
+        port: The only port that sites reach.
     """
     from ..deployment.audit_log import note
     from ..deployment.federation import CERTIFICATES, SETTINGS, make_federation, settings_of
@@ -227,29 +196,12 @@ def init(
 
 
 def accept(
-    request: Annotated[Path, typer.Argument(help="The file of `site enrol` from the hospital.")],
-    fingerprint: Annotated[
-        str,
-        typer.Option(
-            help="What the hospital has read out, such as by telephone; else it is asked."
-        ),
-    ] = "",
-    folder: Annotated[
-        Path,
-        typer.Option(help="The folder of `coordinator init`, or of `coordinator sites certs`."),
-    ] = Path(),
-    coordinator: Annotated[
-        str,
-        typer.Option(
-            metavar="HOST:PORT", help="Where the site reaches you; default: as `init` has it."
-        ),
-    ] = "",
-    out: Annotated[
-        Path | None, typer.Option(help="The kit to write; default: SITE.tar.gz.")
-    ] = None,
-    days: Annotated[
-        int, typer.Option(min=1, max=3650, help="Days for which the site's key is accepted.")
-    ] = SERVER_DAYS,
+    request: Path,
+    fingerprint: str = "",
+    folder: Path = Path(),
+    coordinator: Annotated[str, typer.Option(metavar="HOST:PORT")] = "",
+    out: Path | None = None,
+    days: Annotated[int, typer.Option(min=1, max=3650)] = SERVER_DAYS,
     control: Control = "",
     root_certificates: Authority = None,
 ) -> None:
@@ -260,8 +212,15 @@ def accept(
     whose certificate ends.
 
     Example: coordinator sites accept north.csr
+
+    Args:
+        request: The file of `site enrol` from the hospital.
+        fingerprint: What the hospital has read out, such as by telephone; else it is asked.
+        folder: The folder of `coordinator init`, or of `coordinator sites certs`.
+        coordinator: Where the site reaches you; default: as `init` has it.
+        out: The kit to write; default: SITE.tar.gz.
+        days: Days for which the site's key is accepted.
     """
-    from fedsurrogate.common.escapes import for_rows
     from fedsurrogate.common.security.documents import in_groups
 
     from ..deployment.addresses import connect
@@ -316,45 +275,30 @@ def accept(
 
 
 def audit_log(
-    folder: Annotated[
-        Path | None,
-        typer.Argument(
-            help="The folder that `coordinator sites certs` has made; else FEDSURROGATE_AUDIT_LOG."
-        ),
-    ] = None,
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Print only whether the log is whole.")
-    ] = False,
-    holds: Annotated[
-        str,
-        typer.Option(
-            metavar="DIGEST", help="A digest noted earlier: fail if lines up to it were cut off."
-        ),
-    ] = "",
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the lines as they are, for a collector.")
-    ] = False,
+    folder: Annotated[Path | None, typer.Argument()] = None,
+    verify: Annotated[bool, typer.Option("--verify")] = False,
+    holds: Annotated[str, typer.Option(metavar="DIGEST")] = "",
+    as_json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     """Show who started, stopped, accepted, revoked or exported what, and check the chain of lines.
 
     Each line holds the digest of the line before. Note the last digest elsewhere, and give it to
     --holds later: only that shows that no lines were cut off at the end. Exits with 1 for a log
     that was changed. Lines whose time is before that of the line before are named.
+
+    Args:
+        folder: The folder that `coordinator sites certs` has made; else FEDSURROGATE_AUDIT_LOG.
+        verify: Print only whether the log is whole.
+        holds: A digest noted earlier: fail if lines up to it were cut off.
+        as_json: Print the lines as they are, for a collector.
     """
-    import json
-
-    from rich.table import Table
-
-    from fedsurrogate.common.errors import ConfigError, RunError
-    from fedsurrogate.common.escapes import for_terminal
-
     from ..deployment.audit_log import VARIABLE, audit_file, entries
 
     file = audit_file(folder)
     if file is None:
         raise ConfigError(f"name the folder of `coordinator sites certs`, or set {VARIABLE}")
     last, held, number, time, earlier = "", False, 0, "", list[str]()
-    table = Table("", "when (UTC)", "who", "what", "facts")
+    rows = []
     for entry, last in entries(file):
         number += 1
         held = held or (bool(holds) and last == holds.strip().lower())
@@ -372,7 +316,7 @@ def audit_log(
             entry["action"],
             facts,
         )
-        table.add_row(*map(for_terminal, row))
+        rows.append(map(for_terminal, row))
     if holds and not held:
         raise RunError(
             f"{file}: no line has the digest {holds[:16]}...; lines were cut off, or it is of "
@@ -386,5 +330,5 @@ def audit_log(
     if as_json:
         return
     if not verify:
-        console.print(table)
+        print_table(("", "when (UTC)", "who", "what", "facts"), rows)
     console.print(f"{number} entries, whole; note the last digest elsewhere, for --holds: {last}")

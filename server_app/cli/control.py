@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fedsurrogate.common.command_line import Json, console, stderr_console
-from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.command_line import Json, console, print_table, stderr_console
+from fedsurrogate.common.errors import ConfigError, RunError
+from fedsurrogate.common.escapes import human_seconds
 
 from .options import MetricsAsJson, RunSettings, complete_runs
 from .proposals import ProposalFile, check_run_signed, keys_of, settings_of
@@ -75,17 +76,17 @@ def superlink(context: typer.Context) -> None:
 
 
 def app(
-    runtime: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="The SuperLink's API for its apps.")
-    ] = "",
-    parent_pid: Annotated[
-        int | None, typer.Option(help="Process with which it ends; a SuperLink names itself.")
-    ] = None,
+    runtime: Annotated[str, typer.Option(metavar="ADDRESS")] = "",
+    parent_pid: int | None = None,
 ) -> None:
     """Run the coordinator's app for every run of a SuperLink with `--isolation process`: the
     installed one, whatever a run brings.
 
     Example: coordinator app --runtime unix:/runtime/link/app:9091
+
+    Args:
+        runtime: The SuperLink's API for its apps.
+        parent_pid: Process with which it ends; a SuperLink names itself.
     """
     from ..deployment.addresses import usual_runtime
     from ..deployment.submit import serve
@@ -94,14 +95,10 @@ def app(
 
 
 def register(
-    folder: Annotated[
-        Path, typer.Argument(help="The folder that `coordinator sites certs` has made.")
-    ],
+    folder: Path,
     control: Control = "",
     root_certificates: Authority = None,
-    wait: Annotated[
-        float, typer.Option(min=0, help="Seconds to wait for a SuperLink that is still starting.")
-    ] = 0.0,
+    wait: Annotated[float, typer.Option(min=0)] = 0.0,
     proposal: ProposalFile = None,
 ) -> None:
     """Register the keys of all sites with the SuperLink, and store their names: a site has the name
@@ -109,6 +106,10 @@ def register(
 
     A registered key stays as it is. A new key under a registered name replaces the old key, which
     is revoked.
+
+    Args:
+        folder: The folder that `coordinator sites certs` has made.
+        wait: Seconds to wait for a SuperLink that is still starting.
     """
     from ..deployment.audit_log import note
     from ..deployment.submit import check_connection, registration
@@ -162,12 +163,8 @@ def again(folder: Path, site: str, register: str) -> list[str]:
 
 
 def unregister(
-    folder: Annotated[
-        Path, typer.Argument(help="The folder that `coordinator sites certs` has made.")
-    ],
-    site: Annotated[
-        str, typer.Argument(help="A site that leaves, or whose key is lost or stolen.")
-    ],
+    folder: Path,
+    site: str,
     control: Control = "",
     root_certificates: Authority = None,
     proposal: ProposalFile = None,
@@ -176,6 +173,10 @@ def unregister(
 
     The key goes into the list of revoked keys next to the table of registered sites, so it stays out
     after the SuperLink has lost its database. A new key lets the site in again.
+
+    Args:
+        folder: The folder that `coordinator sites certs` has made.
+        site: A site that leaves, or whose key is lost or stolen.
     """
     from ..deployment.audit_log import note
     from ..deployment.submit import check_connection
@@ -212,12 +213,7 @@ def _check_keys_allowed(
 def run(
     run_config: RunSettings = None,
     proposal: ProposalFile = None,
-    check: Annotated[
-        bool,
-        typer.Option(
-            "--check", help="Only show which sites could take part, and why others could not."
-        ),
-    ] = False,
+    check: Annotated[bool, typer.Option("--check")] = False,
     control: Control = "",
     root_certificates: Authority = None,
     as_json: MetricsAsJson = False,
@@ -230,8 +226,10 @@ def run(
     With --proposal the settings are those that people have signed; others may be added only if they
     change nothing of what sites release. Ctrl-C stops the run. If the terminal is lost, the run
     continues, and `coordinator watch` watches it again.
+
+    Args:
+        check: Only show which sites could take part, and why others could not.
     """
-    from fedsurrogate.common.errors import RunError
     from fedsurrogate.common.flower.environment import is_loopback
     from fedsurrogate.common.help import without_effect
     from fedsurrogate.common.privacy.accounting import budget_warnings
@@ -294,24 +292,19 @@ def run(
 
 def _show_check(events: Sequence[dict[str, Any]], problem: str = "") -> None:
     """Show which sites could take part; exit with 1 if one could not."""
-    from rich.table import Column, Table
-
     found: dict[str, dict[str, Any]] = {}
     for event in events:
         if event["event"] in CHECKED and "site" in event:
             found.setdefault(event["site"], {}).update(event)
-    table = Table(
-        "site", "version", Column("backbone", overflow="fold"), "classes",
-        Column("could take part", overflow="fold"),
-    )  # fmt: skip
+    rows = []
     for site, facts in sorted(found.items()):
         backbone = f"{facts['fingerprint']}, {facts['dimension']}" if "dimension" in facts else ""
         classes = str(facts.get("classes") or "")
         why = facts.get("reason") or (
             "yes" if facts["event"] == "identified" else "it did not reply"
         )
-        table.add_row(site, facts.get("version", ""), backbone, classes, why)
-    console.print(table)
+        rows.append((site, facts.get("version", ""), backbone, classes, why))
+    print_table(("site", "version", "backbone", "classes", "could take part"), rows)
     if problem:
         console.print(problem)
     if problem or any(facts["event"] != "identified" for facts in found.values()):
@@ -371,18 +364,15 @@ def runs(
     output: Output = Path("runs"),
     control: Control = "",
     root_certificates: Authority = None,
-    newest: Annotated[
-        int, typer.Option(min=1, max=1000, help="Number of runs to list, newest first.")
-    ] = 20,
+    newest: Annotated[int, typer.Option(min=1, max=1000)] = 20,
     as_json: Json = False,
 ) -> None:
     """List runs, newest first: state, progress, sites, age. Takes run folders, and the SuperLink's
     runs if it answers.
+
+    Args:
+        newest: Number of runs to list, newest first.
     """
-    from rich.table import Column, Table
-
-    from fedsurrogate.common.escapes import human_seconds
-
     from ..control_api import overview
     from ..lifecycle.ends import complete_killed
     from ..runs.reader import run_folders
@@ -394,59 +384,25 @@ def runs(
     if as_json:
         print(json.dumps([asdict(row) for row in rows], indent=2))
         return
-    table = Table(
-        Column("run", overflow="fold"),
-        Column("Flower's number", overflow="fold"),
-        "state",
-        "done",
-        "sites",
-        "began",
+    began = ("" if row.age is None else f"{human_seconds(row.age)} ago" for row in rows)
+    print_table(
+        ("run", "Flower's number", "state", "done", "sites", "began"),
+        (
+            (r.name, r.id, r.state, r.progress, r.sites, ago)
+            for r, ago in zip(rows, began, strict=True)
+        ),
     )
-    for row in rows:
-        began = "" if row.age is None else f"{human_seconds(row.age)} ago"
-        table.add_row(row.name, row.id, row.state, row.progress, row.sites, began)
-    console.print(table)
 
 
 def watch(
-    run: Annotated[
-        str,
-        typer.Argument(
-            metavar="RUN",
-            help="A run folder, or the folder of all runs, which selects the newest run. Or Flower's "
-            "number of a run, the name of its folder in --runs, or 'latest': then the SuperLink is "
-            "asked, too.",
-            autocompletion=complete_runs,
-        ),
-    ] = "runs",
+    run: Annotated[str, typer.Argument(metavar="RUN", autocompletion=complete_runs)] = "runs",
     output: Output = Path("runs"),
     control: Control = "",
     root_certificates: Authority = None,
-    timeout: Annotated[
-        float,
-        typer.Option(
-            min=0,
-            metavar="SECONDS",
-            help="Stop after this time without a run, or without an event of the run; 0: never.",
-        ),
-    ] = 0.0,
-    wait_for_next: Annotated[
-        bool,
-        typer.Option(
-            "--next", help="Wait for the next run, and ignore the runs that exist already."
-        ),
-    ] = False,
-    once: Annotated[
-        bool, typer.Option("--once", help="Show the current state of the run, and exit.")
-    ] = False,
-    as_json: Annotated[
-        bool,
-        typer.Option(
-            "--json",
-            help="Print each event as a JSON object on its own line, then metrics.json; with "
-            "--once the state.",
-        ),
-    ] = False,
+    timeout: Annotated[float, typer.Option(min=0, metavar="SECONDS")] = 0.0,
+    wait_for_next: Annotated[bool, typer.Option("--next")] = False,
+    once: Annotated[bool, typer.Option("--once")] = False,
+    as_json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     """Watch a run until it ends: rounds, accuracy, sites.
 
@@ -455,6 +411,16 @@ def watch(
     succeeded (with --once: has not failed), with 1 when it failed or --timeout has passed.
 
     Example: coordinator watch latest
+
+    Args:
+        run: A run folder, or the folder of all runs, which selects the newest run. Or Flower's
+            number of a run, the name of its folder in --runs, or 'latest': then the SuperLink is
+            asked, too.
+        timeout: Stop after this time without a run, or without an event of the run; 0: never.
+        wait_for_next: Wait for the next run, and ignore the runs that exist already.
+        once: Show the current state of the run, and exit.
+        as_json: Print each event as a JSON object on its own line, then metrics.json; with --once
+            the state.
     """
     from ..control_api import LATEST
     from ..deployment.submit import attach
@@ -509,12 +475,7 @@ def stop(
 
 
 def sites(
-    folder: Annotated[
-        Path | None,
-        typer.Argument(
-            help="The folder of certificates and keys, for their names; in the folder of `coordinator init` its own."
-        ),
-    ] = None,
+    folder: Annotated[Path | None, typer.Argument()] = None,
     output: Output = Path("runs"),
     control: Control = "",
     root_certificates: Authority = None,
@@ -526,9 +487,11 @@ def sites(
     The names come from the table of `coordinator sites register`; other keys are shown by their first
     digits. The version is that of a site's last run. Exits with 1 if a registered site is not
     connected.
-    """
-    from rich.table import Column, Table
 
+    Args:
+        folder: The folder of certificates and keys, for their names; in the folder of `coordinator
+            init` its own.
+    """
     from ..control_api import NEWEST, known_sites
     from ..deployment.federation import certificates_here
     from ..lifecycle.ends import complete_killed
@@ -540,18 +503,8 @@ def sites(
     if as_json:
         print(json.dumps([row.facts() for row in rows], indent=2))
     else:
-        table = Table(
-            "site",
-            "key",
-            "state",
-            "since",
-            "last seen",
-            "version",
-            Column("last run", overflow="fold"),
-        )
-        for row in rows:
-            table.add_row(*_cells(row))
-        console.print(table)
+        columns = ("site", "key", "state", "since", "last seen", "version", "last run")
+        print_table(columns, map(_cells, rows))
     if folder is None and any(row.key and row.nameless for row in rows):
         stderr_console().print(
             "a key without a name: `coordinator sites list FOLDER` with the folder of `coordinator sites certs` "
@@ -563,7 +516,6 @@ def sites(
 
 
 def _cells(site: KnownSite) -> tuple[str, ...]:
-    from fedsurrogate.common.escapes import human_seconds
 
     now = datetime.now(UTC)
     since, seen = (

@@ -7,14 +7,21 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fedsurrogate.common.command_line import Json, console, new_app, run_command, stderr_console
-from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.command_line import (
+    Json,
+    console,
+    new_app,
+    print_table,
+    run_command,
+    stderr_console,
+)
+from fedsurrogate.common.errors import ConfigError, FedSurrogateError
+from fedsurrogate.common.escapes import human_bytes, human_seconds
 
 from .certs import accept, audit_log, certs, init, kit
 from .control import app as run_app
@@ -28,8 +35,6 @@ from .proposals import approve, approver, propose
 from .settings import sample_data, settings
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from fedsurrogate.common.models.classifiers import Classifier
 
 # Unix time at which this program was started, up to the import of its first modules.
@@ -37,13 +42,6 @@ BEGAN = time.time()
 app = new_app(
     "The coordinator of a federation: plan runs, run them, read their results.", "coordinator"
 )
-
-
-class Engine(StrEnum):
-    """What runs a simulation."""
-
-    flower = "flower"
-    local = "local"
 
 
 @contextmanager
@@ -61,36 +59,28 @@ def _timed() -> Iterator[None]:
 
 
 def simulate(
-    sites: Annotated[
-        int, typer.Option("--sites", "-n", min=1, help="How many sites to simulate.")
-    ] = 3,
+    sites: Annotated[int, typer.Option("--sites", "-n", min=1)] = 3,
     run_config: RunSettings = None,
-    gpus: Annotated[
-        float, typer.Option(min=0, help="Share of a GPU each simulated site gets.")
-    ] = 0.0,
-    parallel: Annotated[
-        int,
-        typer.Option(
-            min=0, help="Sites that run at the same time; fewer need less memory. 0: one a core."
-        ),
-    ] = 0,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print metrics.json and the folder, no table.")
-    ] = False,
+    gpus: Annotated[float, typer.Option(min=0)] = 0.0,
+    parallel: Annotated[int, typer.Option(min=0)] = 0,
+    as_json: Annotated[bool, typer.Option("--json")] = False,
     engine: Annotated[
-        Engine | None,
-        typer.Option(
-            help="flower: Flower's simulation, sites in parallel. local: in this process, one by "
-            "one. Same results.",
-            show_default="local, unless the work is large",
-        ),
+        Literal["flower", "local"] | None,
+        typer.Option(show_default="local, unless the work is large"),
     ] = None,
 ) -> None:
     """Run a whole federation on this machine.
 
     Example: coordinator simulate --sites 10 -c 'alpha=0.1 compare=true'
-    """
 
+    Args:
+        sites: How many sites to simulate.
+        gpus: Share of a GPU each simulated site gets.
+        parallel: Sites that run at the same time; fewer need less memory. 0: one a core.
+        as_json: Print metrics.json and the folder, no table.
+        engine: flower: Flower's simulation, sites in parallel. local: in this process, one by one.
+            Same results.
+    """
     from ..lifecycle.before_start import (
         Interrupted,
         check_simulation,
@@ -105,7 +95,7 @@ def simulate(
     config, settings = check_simulation(typed_settings(run_config))
     progress, so_far = stderr_console(), Progress()
     # Only Flower's simulation has these options.
-    wanted = engine is Engine.flower if engine else True if parallel or gpus else None
+    wanted = engine == "flower" if engine else True if parallel or gpus else None
     rounds = config.rounds if config.plan.kind == "rounds" else 0
     by_flower, why = flower_engine(wanted, sites, rounds)
     if why:
@@ -122,8 +112,8 @@ def simulate(
         try:
             with interruptible():
                 if by_flower:
-                    from ..deployment.simulate import Machine
-                    from ..deployment.simulate import simulate as start
+                    from ..deployment.submit import Machine
+                    from ..deployment.submit import simulate as start
 
                     folder = start(sites, settings, Machine(parallel, gpus), show)
                 else:
@@ -136,7 +126,7 @@ def simulate(
                 "--sites",
                 str(sites),
                 "--engine",
-                Engine.flower if by_flower else Engine.local,
+                "flower" if by_flower else "local",
             ]
             options += ["--parallel", str(parallel)] if parallel else []
             options += ["--gpus", f"{gpus:g}"] if gpus else []
@@ -174,7 +164,7 @@ def _print_result(folder: Path, metrics: dict[str, Any]) -> None:
     from ..report.tables import warnings_of
     from ..runs.reader import read_run
 
-    console.print(result_table(metrics))
+    _print_accuracies(metrics)
     run = read_run(folder)
     if found := recorded_quality(run):
         console.print(sentence_of(found))
@@ -185,40 +175,27 @@ def _print_result(folder: Path, metrics: dict[str, Any]) -> None:
 
 def plan(
     run_config: RunSettings = None,
-    classes: Annotated[
-        int,
-        typer.Option(
-            min=0, help="Number of classes at a site; 0: those that the run names, or ten."
-        ),
-    ] = 0,
-    records: Annotated[
-        int, typer.Option(min=1, help="Number of training records at a site.")
-    ] = 1000,
-    dimension: Annotated[
-        int, typer.Option(min=0, help="Feature dimension; 0: detect it if possible.")
-    ] = 0,
-    rounds: Annotated[
-        int, typer.Option(min=1, help="Number of rounds of FedAvg, for comparison.")
-    ] = 20,
-    dpia: Annotated[
-        bool,
-        typer.Option(
-            "--dpia",
-            help="Print fields of a data protection impact assessment and of the AI Act instead.",
-        ),
-    ] = False,
+    classes: Annotated[int, typer.Option(min=0)] = 0,
+    records: Annotated[int, typer.Option(min=1)] = 1000,
+    dimension: Annotated[int, typer.Option(min=0)] = 0,
+    rounds: Annotated[int, typer.Option(min=1)] = 20,
+    dpia: Annotated[bool, typer.Option("--dpia")] = False,
     as_json: Json = False,
 ) -> None:
     """Show what a run costs each site before it starts.
 
     Bytes, rounds, messages and privacy, and those of alternatives.
+
+    Args:
+        classes: Number of classes at a site; 0: those that the run names, or ten.
+        records: Number of training records at a site.
+        dimension: Feature dimension; 0: detect it if possible.
+        rounds: Number of rounds of FedAvg, for comparison.
+        dpia: Print fields of a data protection impact assessment and of the AI Act instead.
     """
     from dataclasses import asdict
 
-    from rich.table import Column, Table
-
     from fedsurrogate.common.costs import check_payload, find_dimension
-    from fedsurrogate.common.escapes import human_bytes
     from fedsurrogate.common.help import without_effect
     from fedsurrogate.common.run import parse_run
 
@@ -252,25 +229,13 @@ def plan(
         typer.echo(json.dumps([asdict(row) for row in rows], indent=2))
         return
     private = rows[0].epsilon is not None
-    table = Table(
-        Column("a site", overflow="fold"),
-        "up",
-        "down",
-        "rounds",
-        "messages",
-        *(["epsilon", "delta"] * private),
-    )
+    columns = ["a site", "up", "down", "rounds", "messages", *(["epsilon", "delta"] * private)]
+    cells = []
     for row in rows:
         budget = [f"{number:g}" if number else "none" for number in (row.epsilon, row.delta)]
-        cells = (
-            row.name,
-            human_bytes(row.up),
-            human_bytes(row.down),
-            str(row.rounds),
-            str(row.messages),
-        )
-        table.add_row(*cells, *(budget * private))
-    console.print(table)
+        sizes = (row.name, human_bytes(row.up), human_bytes(row.down))
+        cells.append((*sizes, str(row.rounds), str(row.messages), *(budget * private)))
+    print_table(columns, cells)
     for line in [
         *without_effect(config.method, config.settings.flat()),
         *config.gaps(),
@@ -281,21 +246,15 @@ def plan(
 
 def report(
     run: RunArgument,
-    beside: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="Another run, to compare its accuracy; may be given several times.",
-            autocompletion=complete_runs,
-        ),
-    ] = None,
-    csv: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER", help="Also write every table of the report to a CSV file in FOLDER."
-        ),
-    ] = None,
+    beside: Annotated[list[Path] | None, typer.Option(autocompletion=complete_runs)] = None,
+    csv: Annotated[Path | None, typer.Option(metavar="FOLDER")] = None,
 ) -> None:
-    """Write RUN/report.html again from the files in the run folder."""
+    """Write RUN/report.html again from the files in the run folder.
+
+    Args:
+        beside: Another run, to compare its accuracy; may be given several times.
+        csv: Also write every table of the report to a CSV file in FOLDER.
+    """
     from fedsurrogate.common.pages.svg import undrawn
 
     from ..lifecycle.ends import complete_killed
@@ -314,20 +273,18 @@ def report(
 
 def refit(
     run: RunArgument,
-    without: Annotated[
-        list[str] | None, typer.Option(help="Leave this site out; may be given several times.")
-    ] = None,
-    classes: Annotated[str, typer.Option(help="Only these classes, comma-separated.")] = "",
-    defence: Annotated[
-        str,
-        typer.Option(
-            help="Another defence than the run's; 'none' puts back the sites it left out."
-        ),
-    ] = "",
+    without: list[str] | None = None,
+    classes: str = "",
+    defence: str = "",
 ) -> None:
     """Learn a new head from stored surrogates, asking no site.
 
     Leaving a site out removes its contribution exactly. Prints the folder of the new head.
+
+    Args:
+        without: Leave this site out; may be given several times.
+        classes: Only these classes, comma-separated.
+        defence: Another defence than the run's; 'none' puts back the sites it left out.
     """
     from fedsurrogate.common.settings import split_names
 
@@ -345,8 +302,6 @@ def refit(
 
 def _print_scores(run: Path, head: Classifier) -> None:
     """How good a new model is on the test records of a simulation, next to the run's own."""
-    from fedsurrogate.common.errors import FedSurrogateError
-
     from ..refit import scores_of
 
     try:
@@ -357,7 +312,7 @@ def _print_scores(run: Path, head: Classifier) -> None:
     if found is None:
         return
     if found.metric_values:
-        console.print(_measured({"all": found.metric_values}, f"{found.tested} test records"))
+        _print_measured({"all": found.metric_values}, f"{found.tested} test records")
         return
     console.print(
         f"accuracy {found.accuracy:.2%} on {found.tested} test records of these classes; the run's "
@@ -365,11 +320,8 @@ def _print_scores(run: Path, head: Classifier) -> None:
     )
 
 
-def result_table(metrics: dict[str, Any]) -> Table:
-    """Table of the main results: accuracies and bytes."""
-    from rich.table import Table
-
-    from fedsurrogate.common.escapes import human_bytes, human_seconds
+def _print_accuracies(metrics: dict[str, Any]) -> None:
+    """Print a table of the main results: accuracies and bytes."""
     from fedsurrogate.common.methods import METHODS
 
     from ..report.build import BASELINES
@@ -390,33 +342,33 @@ def result_table(metrics: dict[str, Any]) -> Table:
     caption = f"at site: {what}, on the site's own test records" if accuracy["per_site"] else None
     tested = metrics.get("tested", {})
     if metric_values := metrics.get("metric_values"):
-        return _measured(metric_values, ", ".join((*facts, human_bytes(sent["up"]))))
-    table = Table("", "accuracy", "of", "uplink", title=", ".join(facts), caption=caption)
-    rows = [("this run", "model", sent["up"])]
-    rows += [(words, key, sent["compare"].get(key)) for key, words in BASELINES.items()]
-    for label, key, count in rows:
+        _print_measured(metric_values, ", ".join((*facts, human_bytes(sent["up"]))))
+        return
+    known, rows = [("this run", "model", sent["up"])], []
+    known += [(words, key, sent["compare"].get(key)) for key, words in BASELINES.items()]
+    for label, key, count in known:
         if key in accuracy:
-            table.add_row(label, f"{accuracy[key]:.2%}", "", human_bytes(count) if count else "")
+            rows.append((label, f"{accuracy[key]:.2%}", "", human_bytes(count) if count else ""))
     for site, share in sorted(
         accuracy["per_site"].items(), key=lambda item: natural_order(item[0])
     )[:20]:
         uplink = human_bytes(sent["up_per_site"].get(site, 0))
         of = f"{tested[site]:,} records" if site in tested else ""
-        table.add_row(f"at site {site}", f"{share:.2%}", of, uplink)
-    return table
+        rows.append((f"at site {site}", f"{share:.2%}", of, uplink))
+    columns = ("", "accuracy", "of", "uplink")
+    print_table(columns, rows, title=", ".join(facts), caption=caption)
 
 
-def _measured(metric_values: dict[str, Any], title: str) -> Table:
-    """Table of what a model answers, and how well."""
-    from rich.table import Table
-
+def _print_measured(metric_values: dict[str, Any], title: str) -> None:
+    """Print a table of what a model answers, and how well."""
     from fedsurrogate.common.targets.metrics import IN_WORDS, metric_text
 
     names = list(dict.fromkeys(name for own in metric_values["all"].values() for name in own))
-    table = Table("", *(IN_WORDS.get(name, name) for name in names), title=title)
-    for output, own in metric_values["all"].items():
-        table.add_row(output, *(metric_text(name, own.get(name)) for name in names))
-    return table
+    rows = (
+        (output, *(metric_text(name, own.get(name)) for name in names))
+        for output, own in metric_values["all"].items()
+    )
+    print_table(("", *(IN_WORDS.get(name, name) for name in names)), rows, title=title)
 
 
 for command in (

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fedsurrogate.common.command_line import Json, console, stderr_console
+from fedsurrogate.common.command_line import Json, console, print_table, stderr_console
 from fedsurrogate.common.errors import ConfigError, RunError
 
 from . import proposals
@@ -38,14 +37,7 @@ Summed = Annotated[
 
 
 def evaluate(
-    model: Annotated[
-        Path,
-        typer.Argument(
-            metavar="MODEL_OR_RUN",
-            help="A run folder, or a signed model.",
-            autocompletion=complete_runs,
-        ),
-    ],
+    model: Annotated[Path, typer.Argument(metavar="MODEL_OR_RUN", autocompletion=complete_runs)],
     epsilon: Epsilon = 1.0,
     delta: Delta = 1e-5,
     secure_aggregation: Summed = False,
@@ -61,11 +53,16 @@ def evaluate(
 
     Gives noisy counts of decisions and scores, and intervals. The model of a simulated run is
     evaluated in a simulation with the same sites, next to the exact values.
+
+    Args:
+        model: A run folder, or a signed model.
     """
-    from ..counting import CountingBudget, evaluation_settings
+    from ..counting import counting_budget, evaluation_settings
     from ..runs.presets import typed_settings
 
-    settings, sites = evaluation_settings(model, CountingBudget(epsilon, delta, secure_aggregation))
+    settings, sites = evaluation_settings(
+        model, counting_budget(epsilon, delta, secure_aggregation)
+    )
     settings = proposals.as_proposed(settings, proposal) | typed_settings(run_config)
     if propose is not None:
         proposals.write_proposal(propose, "run", settings, purpose)
@@ -75,52 +72,22 @@ def evaluate(
     if model.is_dir():
         # For `coordinator report RUN`.
         (model / "evaluation.json").write_text(json.dumps(result, indent=2) + "\n")
-    if as_json:
-        print(json.dumps(result | {"folder": str(folder)}, indent=2))
-        return
-    _print_counts(folder)
+    _show_counts(folder, result, as_json)
 
 
 def survey(
-    classes: Annotated[
-        str,
-        typer.Option(
-            help="All classes that may occur, separated by commas; none with a target in "
-            "--run-config."
-        ),
-    ] = "",
+    classes: str = "",
     epsilon: Epsilon = 1.0,
     delta: Delta = 1e-5,
     secure_aggregation: Summed = False,
-    images: Annotated[
-        str,
-        typer.Option(
-            help="Also count images: all, or some of size, spacing, bits, brightness, contrast, "
-            "orientation, view, mirror, maker."
-        ),
-    ] = "",
+    images: str = "",
     control: Control = "",
     root_certificates: Authority = None,
     run_config: RunSettings = None,
-    simulate: Annotated[
-        int, typer.Option(min=0, help="Simulate so many sites, with data of --run-config.")
-    ] = 0,
-    like: Annotated[
-        Path | None,
-        typer.Option(
-            help="Estimate accuracies with features like those of this run, which stored "
-            "surrogates."
-        ),
-    ] = None,
-    expected: Annotated[
-        float,
-        typer.Option(
-            min=0.01, max=0.999, help="Else: the accuracy that is expected without noise."
-        ),
-    ] = 0.9,
-    dimension: Annotated[
-        int, typer.Option(min=2, max=4096, help="Else: numbers in the features of a record.")
-    ] = 128,
+    simulate: Annotated[int, typer.Option(min=0)] = 0,
+    like: Path | None = None,
+    expected: Annotated[float, typer.Option(min=0.01, max=0.999)] = 0.9,
+    dimension: Annotated[int, typer.Option(min=2, max=4096)] = 128,
     proposal: proposals.ProposalFile = None,
     propose: proposals.ProposeFile = None,
     purpose: proposals.Purpose = "",
@@ -137,11 +104,21 @@ def survey(
     Example: coordinator survey --classes normal,pneumonia --images all
 
     Example: coordinator survey --run-config "task='multilabel' label-columns='edema,mass'"
+
+    Args:
+        classes: All classes that may occur, separated by commas; none with a target in
+            --run-config.
+        images: Also count images: all, or some of size, spacing, bits, brightness, contrast,
+            orientation, view, mirror, maker.
+        simulate: Simulate so many sites, with data of --run-config.
+        like: Estimate accuracies with features like those of this run, which stored surrogates.
+        expected: Else: the accuracy that is expected without noise.
+        dimension: Else: numbers in the features of a record.
     """
     from fedsurrogate.common.settings import split_names
 
     from ..counting import (
-        CountingBudget,
+        counting_budget,
         estimate_of,
         features_like,
         features_with,
@@ -156,7 +133,7 @@ def survey(
         images = images or str(proposed.get("counting.images", ""))
     except ValueError as error:
         raise ConfigError(f"--classes: {error}") from None
-    settings = survey_settings(names, CountingBudget(epsilon, delta, secure_aggregation), images)
+    settings = survey_settings(names, counting_budget(epsilon, delta, secure_aggregation), images)
     settings = proposals.as_proposed(settings, proposal) | typed_settings(run_config)
     if propose is not None:
         proposals.write_proposal(propose, "run", settings, purpose)
@@ -169,10 +146,7 @@ def survey(
         )
     if of_target:
         folder = _run(settings, simulate, control, root_certificates)
-        if as_json:
-            print(json.dumps(_result(folder, "survey") | {"folder": str(folder)}, indent=2))
-        else:
-            _print_counts(folder)
+        _show_counts(folder, _result(folder, "survey"), as_json)
         return
     if not names:
         raise ConfigError(
@@ -190,10 +164,7 @@ def survey(
     result["estimate"] = estimate_of(result, source)
     (folder / "survey.json").write_text(json.dumps(result, indent=2) + "\n")
     write_report(folder)
-    if as_json:
-        print(json.dumps(result | {"folder": str(folder)}, indent=2))
-        return
-    _print_counts(folder)
+    _show_counts(folder, result, as_json)
 
 
 def _run(settings: Mapping[str, Scalar], sites: int, control: str, authority: Path | None) -> Path:
@@ -227,17 +198,15 @@ def _run(settings: Mapping[str, Scalar], sites: int, control: str, authority: Pa
     return folder
 
 
-def _print_counts(folder: Path) -> None:
-    """Print the tables of a run that counted."""
-    from rich.table import Table
-
+def _show_counts(folder: Path, result: Mapping[str, Any], as_json: bool) -> None:
+    """Print the result of a run that counted, as JSON or as tables."""
     from ..report.counts_view import counts_views
 
+    if as_json:
+        print(json.dumps({**result, "folder": str(folder)}, indent=2))
+        return
     for view in counts_views(folder):
-        table = Table(*view.columns)
-        for row in view.rows:
-            table.add_row(*row)
-        console.print(table)
+        print_table(view.columns, view.rows)
         for sentence in (view.title + ".", *view.words):
             console.print(sentence)
     _print_images(folder)
@@ -263,58 +232,45 @@ def _result(folder: Path, kind: str) -> dict[str, Any]:
     return content
 
 
-class Format(StrEnum):
-    """What is written."""
-
-    fedsurrogate = "fedsurrogate"
-    onnx = "onnx"
-    card = "card"
-
-
-ENDINGS = {
-    Format.fedsurrogate: ".fedsurrogate",
-    Format.onnx: ".onnx",
-    Format.card: ".md",
-}
+ENDINGS = {"fedsurrogate": ".fedsurrogate", "onnx": ".onnx", "card": ".md"}
 
 
 def export(
     run: RunArgument,
     format_: Annotated[
-        Format, typer.Option("--format", help="What to write.")
-    ] = Format.fedsurrogate,
-    out: Annotated[
-        Path | None, typer.Option(help="The file to write; by default in the run folder.")
-    ] = None,
-    weights_path: Annotated[
-        str, typer.Option(help="File of the backbone's weights; empty downloads the library's.")
-    ] = "",
-    key: Annotated[
-        Path | None,
-        typer.Option(help="Folder with coordinator.key, to sign a model that is not signed yet."),
-    ] = None,
+        Literal["fedsurrogate", "onnx", "card"], typer.Option("--format")
+    ] = "fedsurrogate",
+    out: Path | None = None,
+    weights_path: str = "",
+    key: Path | None = None,
 ) -> None:
     """Write a run's model: signed file, ONNX graph, or model card.
 
     A graph has normalisation, backbone and head in one; it is read again and compared before the
     command ends.
+
+    Args:
+        format_: What to write.
+        out: The file to write; by default in the run folder.
+        weights_path: File of the backbone's weights; empty downloads the library's.
+        key: Folder with coordinator.key, to sign a model that is not signed yet.
     """
     from ..deployment.audit_log import note
     from ..export.graph import signed_model_of
 
     model = signed_model_of(run, key)
-    note(key, "export", {"run": run.name, "model": model.manifest.name, "format": format_.value})
+    note(key, "export", {"run": run.name, "model": model.manifest.name, "format": format_})
     # The suffix is not taken with `with_suffix`, which would cut a name at its last dot.
     file = out if out is not None else run / f"{model.manifest.name}{ENDINGS[format_]}"
     if not file.expanduser().absolute().parent.is_dir():
         raise ConfigError(
             f"--out {str(file)!r}: there is no folder {str(file.parent)!r}; create it first"
         )
-    if format_ is Format.fedsurrogate:
+    if format_ == "fedsurrogate":
         from fedsurrogate.common.signed_models.signed_model import save_signed_model
 
         file.write_bytes(save_signed_model(model))
-    elif format_ is Format.card:
+    elif format_ == "card":
         from ..export.model_card import model_card
 
         file.write_text(model_card(model, run), encoding="utf-8")

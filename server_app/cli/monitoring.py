@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import tomllib
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from fedsurrogate.common import command_line
-from fedsurrogate.common.command_line import console
+from fedsurrogate.common.command_line import console, print_table
 from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.escapes import human_bytes
 
 from .options import RunSettings, complete_runs
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from fedsurrogate.common.metrics_page import Collector
     from fedsurrogate.common.settings.base import Scalar
 
@@ -30,46 +29,14 @@ if TYPE_CHECKING:
 SHOWN_RUNS = 20
 
 
-class Destination(StrEnum):
-    """Where runs are logged."""
-
-    mlflow = "mlflow"
-    prometheus = "prometheus"
-
-
 def log(
-    what: Annotated[
-        Path,
-        typer.Argument(
-            metavar="RUNS",
-            help="A run folder; for MLflow also the file that a sweep prints, for Prometheus also "
-            "the folder of all runs.",
-            autocompletion=complete_runs,
-        ),
-    ],
-    to: Annotated[
-        Destination,
-        typer.Option(
-            help="mlflow: log what there is, and end. prometheus: serve the state of runs until "
-            "interrupted."
-        ),
-    ],
-    store: Annotated[
-        str,
-        typer.Option(help="Where MLflow keeps runs: file:FOLDER, sqlite:///FILE, or a server."),
-    ] = "file:mlruns",
-    experiment: Annotated[
-        str, typer.Option(help="Name of the experiment in MLflow.")
-    ] = "fedsurrogate",
+    what: Annotated[Path, typer.Argument(metavar="RUNS", autocompletion=complete_runs)],
+    to: Annotated[Literal["mlflow", "prometheus"], typer.Option()],
+    store: str = "file:mlruns",
+    experiment: str = "fedsurrogate",
     listen: command_line.Listen = command_line.LISTEN,
     exposed: command_line.Exposed = False,
-    superlink: Annotated[
-        str,
-        typer.Option(
-            metavar="ADDRESS",
-            help="The SuperLink's Control API, for connected sites and waiting runs; empty: none.",
-        ),
-    ] = "",
+    superlink: Annotated[str, typer.Option(metavar="ADDRESS")] = "",
     certificate: command_line.WatchedCertificates = None,
 ) -> None:
     """Log runs to MLflow, or show them to Prometheus.
@@ -82,8 +49,17 @@ def log(
     FEDSURROGATE_ROOT_CERTIFICATES and FEDSURROGATE_REGISTERED, as `coordinator sites list` does.
 
     Example: coordinator log runs/20261122T101500Z-fedpft-0bc876 --to mlflow
+
+    Args:
+        what: A run folder; for MLflow also the file that a sweep prints, for Prometheus also the
+            folder of all runs.
+        to: mlflow: log what there is, and end. prometheus: serve the state of runs until
+            interrupted.
+        store: Where MLflow keeps runs: file:FOLDER, sqlite:///FILE, or a server.
+        experiment: Name of the experiment in MLflow.
+        superlink: The SuperLink's Control API, for connected sites and waiting runs; empty: none.
     """
-    if to is Destination.mlflow:
+    if to == "mlflow":
         from ..monitoring.mlflow_runs import Place, log_to_mlflow
 
         for run in log_to_mlflow(what, Place(store, experiment)):
@@ -111,7 +87,6 @@ def _of_superlink(address: str) -> list[LinkCollector]:
     """The collector of a SuperLink; none without an address."""
     if not address:
         return []
-    import os
 
     from ..deployment.supernodes import table_file
     from ..monitoring.prometheus import LinkCollector
@@ -122,36 +97,14 @@ def _of_superlink(address: str) -> list[LinkCollector]:
 
 def sweep(
     grid: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--grid",
-            "-g",
-            metavar="'key=value,...'",
-            help="Values of a setting; may be given several times.",
-        ),
+        list[str] | None, typer.Option("--grid", "-g", metavar="'key=value,...'")
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="How many seeds: 0, 1, 2, and so on.")] = 3,
-    sites: Annotated[
-        int, typer.Option("--sites", "-n", min=1, help="How many sites to simulate.")
-    ] = 3,
-    workers: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="How many runs go side by side in processes of their own, as far as memory has "
-            "room.",
-        ),
-    ] = 1,
-    resume: Annotated[
-        Path | None,
-        typer.Option(
-            help="File of rows of a sweep that was interrupted; its runs without an error are kept.",
-        ),
-    ] = None,
+    seeds: Annotated[int, typer.Option(min=1)] = 3,
+    sites: Annotated[int, typer.Option("--sites", "-n", min=1)] = 3,
+    workers: Annotated[int, typer.Option(min=1)] = 1,
+    resume: Path | None = None,
     run_config: RunSettings = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON row for each run, no table.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     """Simulate every combination of settings and seeds.
 
@@ -160,6 +113,14 @@ def sweep(
     `coordinator report RUN` draws the report of one of the runs.
 
     Example: coordinator sweep --seeds 2 -g method=fedpft,average -g alpha=0.1,1.0
+
+    Args:
+        grid: Values of a setting; may be given several times.
+        seeds: How many seeds: 0, 1, 2, and so on.
+        sites: How many sites to simulate.
+        workers: How many runs go side by side in processes of their own, as far as memory has room.
+        resume: File of rows of a sweep that was interrupted; its runs without an error are kept.
+        as_json: Print one JSON row for each run, no table.
     """
     from fedsurrogate.common.extras import is_installed, missing
 
@@ -203,7 +164,7 @@ def sweep(
     if as_json:
         typer.echo(json.dumps([trial.row() for trial in finished], indent=2))
     else:
-        console.print(_table(summaries))
+        _print_summaries(summaries)
         console.print(f"rows {file}" + (f"\nplot {picture}" if drawn else ""))
     if interrupted:
         progress.print(f"interrupted; --resume '{file}' goes on", style="yellow")
@@ -256,10 +217,7 @@ def parse_grid(texts: Sequence[str]) -> dict[str, list[Scalar]]:
     return grid
 
 
-def _table(summaries: Sequence[Any]) -> Table:
-    from rich.table import Table
-
-    from fedsurrogate.common.escapes import human_bytes
+def _print_summaries(summaries: Sequence[Any]) -> None:
 
     from ..runs.scores import MAJORITY, SCORES
     from ..sweep import leading_score
@@ -270,14 +228,14 @@ def _table(summaries: Sequence[Any]) -> Table:
     columns = [f"{SCORES[name]}, %" for name in scores or [first]]
     alone = [share for each in summaries if (share := each.means[MAJORITY]) is not None]
     caption = f"the majority baseline: {100 * max(alone):.1f} %" if alone else None
-    table = Table(*summaries[0].varied, *columns, "runs", "failed", "uplink", caption=caption)
+    rows = []
     for each in summaries:
         sent = "" if each.bytes is None else human_bytes(each.bytes)
         cells = [_percent(*each.spread(name)) for name in scores or [first]]
-        table.add_row(
-            *map(str, each.varied.values()), *cells, str(each.runs), str(each.failed), sent
-        )
-    return table
+        varied = map(str, each.varied.values())
+        rows.append((*varied, *cells, str(each.runs), str(each.failed), sent))
+    columns = [*summaries[0].varied, *columns, "runs", "failed", "uplink"]
+    print_table(columns, rows, caption=caption)
 
 
 def _percent(mean: float | None, deviation: float | None) -> str:

@@ -41,16 +41,17 @@ def key(folder: Folder) -> None:
 
 def request(
     folder: Folder,
-    out: Annotated[Path, typer.Option(help="The file to write, for all sites.")],
+    out: Annotated[Path, typer.Option()],
     run_config: RunSettings = None,
-    days: Annotated[
-        int,
-        typer.Option(min=0, max=3650, help="Days until the request expires; 0: it never expires."),
-    ] = 90,
+    days: Annotated[int, typer.Option(min=0, max=3650)] = 90,
     proposal: ProposalFile = None,
 ) -> None:
     """Write a signed request for sites without a network connection; `site offline release` replies with a
     bundle.
+
+    Args:
+        out: The file to write, for all sites.
+        days: Days until the request expires; 0: it never expires.
     """
     from ..deployment.request_key import read_request_key
     from ..exchange import make_request
@@ -64,24 +65,10 @@ def request(
 
 
 def learn(
-    request: Annotated[Path, typer.Argument(help="The request file that the sites have received.")],
-    bundles: Annotated[
-        list[Path] | None, typer.Argument(help="Bundles; used only if a key in --keys signed them.")
-    ] = None,
-    keys: Annotated[
-        Path | None,
-        typer.Option(
-            help="File with the sites' public keys, one per line, as `site offline key` prints them."
-        ),
-    ] = None,
-    unsigned: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="RUN_OR_FILE",
-            help="A run whose unsigned surrogates are used too, or one surrogate (.pb); may be given "
-            "several times.",
-        ),
-    ] = None,
+    request: Path,
+    bundles: Annotated[list[Path] | None, typer.Argument()] = None,
+    keys: Path | None = None,
+    unsigned: Annotated[list[Path] | None, typer.Option(metavar="RUN_OR_FILE")] = None,
     run_config: RunSettings = None,
     as_json: MetricsAsJson = False,
 ) -> None:
@@ -91,6 +78,13 @@ def learn(
     Only files signed by a listed key are used, unless you vouch for them: --unsigned names a run
     whose surrogates arrived over your authenticated network, or a single surrogate. Of the settings
     only those of this machine may be given: output-dir, device, quorum, sites.
+
+    Args:
+        request: The request file that the sites have received.
+        bundles: Bundles; used only if a key in --keys signed them.
+        keys: File with the sites' public keys, one per line, as `site offline key` prints them.
+        unsigned: A run whose unsigned surrogates are used too, or one surrogate (.pb); may be given
+            several times.
     """
     from ..exchange import learn_from_files
     from ..report.quality_view import privacy_line
@@ -115,19 +109,10 @@ def learn(
 
 def exchange(
     folder: Folder,
-    keys: Annotated[
-        Path,
-        typer.Option(
-            help="File with the public keys of all sites, as `site offline key` prints them."
-        ),
-    ],
-    out: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="A new folder, for the files of all messages.")
-    ],
+    keys: Annotated[Path, typer.Option()],
+    out: Annotated[Path, typer.Option(metavar="FOLDER")],
     run_config: RunSettings = None,
-    days: Annotated[
-        int, typer.Option(min=1, max=365, help="Days that sites have to answer one step.")
-    ] = 30,
+    days: Annotated[int, typer.Option(min=1, max=365)] = 30,
     proposal: ProposalFile = None,
     as_json: MetricsAsJson = False,
 ) -> None:
@@ -137,6 +122,11 @@ def exchange(
     Each step writes one file a site, OUT/02-north.request. At the site, `site offline release
     02-north.request --out 02-north.reply` answers it. The command waits for the replies in OUT, and
     keeps running until the end. An empty file 02-north.lost tells that no reply will come.
+
+    Args:
+        keys: File with the public keys of all sites, as `site offline key` prints them.
+        out: A new folder, for the files of all messages.
+        days: Days that sites have to answer one step.
     """
     from ..exchange import run_by_files
     from ..lifecycle.before_start import Interrupted, goodbye, interruptible

@@ -4,14 +4,17 @@ and other people sign it.
 
 from __future__ import annotations
 
-from enum import StrEnum
+import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import click
 import typer
 
 from fedsurrogate.common.command_line import console
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.escapes import for_rows
+from fedsurrogate.common.files import READABLE, kept_secret, replace_file
 
 from .options import RunSettings
 
@@ -40,46 +43,37 @@ Purpose = Annotated[str, typer.Option(help="With --propose: what it is for, in w
 BUDGET = ("epsilon", "delta", "secure_aggregation")
 
 
-class What(StrEnum):
-    """What is proposed."""
-
-    run = "run"
-    register = "register"
-    unregister = "unregister"
-
-
 def propose(
-    out: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write.")],
-    purpose: Annotated[str, typer.Option(help="What it is for, in words.")],
+    out: Annotated[Path, typer.Argument(metavar="FILE")],
+    purpose: Annotated[str, typer.Option()],
     run_config: RunSettings = None,
-    what: Annotated[
-        What, typer.Option(help="A run, or keys of sites to let in or to revoke.")
-    ] = What.run,
-    folder: Annotated[
-        Path | None,
-        typer.Option(help="For keys: the folder that `coordinator sites certs` has made."),
-    ] = None,
-    site: Annotated[str, typer.Option(help="For unregister: the site.")] = "",
-    days: Annotated[
-        int, typer.Option(min=1, max=3650, help="Days within which it may be started.")
-    ] = 30,
+    what: Literal["run", "register", "unregister"] = "run",
+    folder: Path | None = None,
+    site: str = "",
+    days: Annotated[int, typer.Option(min=1, max=3650)] = 30,
 ) -> None:
     """Write down what is to be done, for people who allow it: a run with its settings, or keys.
 
     Example: coordinator approval propose spring.json --purpose 'pneumonia, spring' -c 'epsilon=1.0 ...'
-    """
-    from fedsurrogate.common.errors import ConfigError
 
+    Args:
+        out: The file to write.
+        purpose: What it is for, in words.
+        what: A run, or keys of sites to let in or to revoke.
+        folder: For keys: the folder that `coordinator sites certs` has made.
+        site: For unregister: the site.
+        days: Days within which it may be started.
+    """
     from ..runs.presets import typed_settings
 
-    if what == What.run:
+    if what == "run":
         given = typed_settings(run_config)
         content: Mapping[str, Scalar] = {k: v for k, v in given.items() if k != "approval"}
     else:
-        content = keys_of(folder, site if what == What.unregister else None)
+        content = keys_of(folder, site if what == "unregister" else None)
         if not content:
             raise ConfigError(f"all keys in {folder} are registered already")
-    write_proposal(out, what.value, content, purpose, days)
+    write_proposal(out, what, content, purpose, days)
 
 
 def write_proposal(
@@ -97,8 +91,6 @@ def write_proposal(
     Raises:
         ConfigError: settings that do not agree, or a file that cannot be written.
     """
-    from fedsurrogate.common.errors import ConfigError
-    from fedsurrogate.common.files import READABLE, replace_file
     from fedsurrogate.common.security.documents import Proposal, SignedProposal
 
     from ..lifecycle.before_start import own_folders, with_map_digest
@@ -140,8 +132,6 @@ def as_proposed(settings: Mapping[str, Scalar], proposal: Path | None) -> dict[s
     Raises:
         ConfigError: the proposal is of something else, or a budget is given as well.
     """
-    from fedsurrogate.common.errors import ConfigError
-
     if proposal is None:
         return dict(settings)
     proposed = settings_of(proposal)
@@ -189,20 +179,14 @@ def keys_of(folder: Path | None, site: str | None) -> dict[str, Scalar]:
     Raises:
         ConfigError: no folder is given, or it has no such key.
     """
-    from fedsurrogate.common.errors import ConfigError
-
-    from ..deployment.certificates import credentials
+    from ..deployment.certificates import site_fingerprints
     from ..deployment.supernodes import not_registered
 
     if folder is None:
         raise ConfigError("name the folder of the keys with --folder")
     if site is None:
         return dict(not_registered(folder))
-    keys = {
-        credential.name: credential.fingerprint
-        for credential in credentials(folder)
-        if credential.kind == "site"
-    }
+    keys = site_fingerprints(folder)
     if site not in keys:
         raise ConfigError(f"{folder} has no key of site {site[:80]!r}")
     return {site: keys[site]}
@@ -210,8 +194,6 @@ def keys_of(folder: Path | None, site: str | None) -> dict[str, Scalar]:
 
 def show_proposal(proposal: Proposal) -> None:
     """Print what a proposal is about."""
-    from fedsurrogate.common.escapes import for_rows
-
     rows = {
         "proposal": f"{proposal.id}, to {proposal.action}, until {proposal.expires}",
         "purpose": proposal.purpose,
@@ -230,17 +212,20 @@ def show_proposal(proposal: Proposal) -> None:
 
 
 def approve(
-    file: Annotated[Path, typer.Argument(help="A file of `coordinator approval propose`.")],
-    key: Annotated[Path, typer.Option(help="Your key, of `coordinator approval key`.")],
-    yes: Annotated[bool, typer.Option("--yes", help="Sign without asking.")] = False,
+    file: Path,
+    key: Annotated[Path, typer.Option()],
+    yes: Annotated[bool, typer.Option("--yes")] = False,
 ) -> None:
     """Show a proposal, and sign it with your key: you allow it.
 
     What you sign is what is shown: a run with other settings that change its releases needs another
     proposal.
+
+    Args:
+        file: A file of `coordinator approval propose`.
+        key: Your key, of `coordinator approval key`.
+        yes: Sign without asking.
     """
-    from fedsurrogate.common.errors import ConfigError
-    from fedsurrogate.common.files import READABLE, replace_file
     from fedsurrogate.common.security.documents import read_approver_key, read_proposal
 
     signed = read_proposal(file)
@@ -258,17 +243,17 @@ def approve(
 
 
 def approver(
-    file: Annotated[Path, typer.Argument(help="The file of the private key, made if missing.")],
-    name: Annotated[str, typer.Option(help="Your name, as others see it.")],
+    file: Path,
+    name: Annotated[str, typer.Option()],
 ) -> None:
     """Make a key with which you allow runs, and print the line that others need to know it.
 
     The line goes into approvers.toml of the federation and of hospitals that ask for signatures.
-    """
-    import json
 
-    from fedsurrogate.common.errors import ConfigError
-    from fedsurrogate.common.files import kept_secret
+    Args:
+        file: The file of the private key, made if missing.
+        name: Your name, as others see it.
+    """
     from fedsurrogate.common.security.sealing import SEED_BYTES, public_key
 
     try:

@@ -5,9 +5,8 @@ what it can begin with.
 from __future__ import annotations
 
 import json
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -20,31 +19,9 @@ ALL = "all"
 
 
 def settings(
-    key: Annotated[
-        str,
-        typer.Argument(
-            metavar="[KEY]",
-            help="A setting, such as fedpft.rank; or a section, such as fedpft.",
-            autocompletion=complete_keys,
-        ),
-    ] = "",
-    method: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="Only the settings that this method uses.",
-            autocompletion=complete_methods,
-        ),
-    ] = "",
-    preset: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="Print the settings of a preset, as `-c` and `flwr run` take them, and how it "
-            "differs from its paper; all: list the presets.",
-            autocompletion=complete_presets,
-        ),
-    ] = "",
+    key: Annotated[str, typer.Argument(metavar="[KEY]", autocompletion=complete_keys)] = "",
+    method: Annotated[str, typer.Option(metavar="NAME", autocompletion=complete_methods)] = "",
+    preset: Annotated[str, typer.Option(metavar="NAME", autocompletion=complete_presets)] = "",
     as_json: Json = False,
 ) -> None:
     """Explain the settings of a run, or list its presets.
@@ -52,6 +29,12 @@ def settings(
     Shows meaning, default, range, unit and the methods that use a setting.
 
     Example: coordinator settings --method fedlap
+
+    Args:
+        key: A setting, such as fedpft.rank; or a section, such as fedpft.
+        method: Only the settings that this method uses.
+        preset: Print the settings of a preset, as `-c` and `flwr run` take them, and how it differs
+            from its paper; all: list the presets.
     """
     if preset:
         _show_preset(preset)
@@ -81,24 +64,13 @@ def _show_preset(name: str) -> None:
     typer.echo(" ".join(f"{key}={json.dumps(value)}" for key, value in settings.items()))
 
 
-class Sample(StrEnum):
-    """What can be made."""
-
-    xrays = "xrays"
-
-
 def sample_data(
-    kind: Annotated[Sample, typer.Argument(help="What to make.")],
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Folder that is made.", show_default="the name of what is made"),
-    ] = None,
-    hospitals: Annotated[int, typer.Option(min=1, max=50, help="Number of hospitals.")] = 4,
-    images: Annotated[
-        int, typer.Option(min=10, max=100_000, help="Number of pictures of each hospital.")
-    ] = 400,
-    size: Annotated[int, typer.Option(min=16, max=512, help="Height and width in pixels.")] = 64,
-    seed: Annotated[int, typer.Option(min=0, help="Another number gives other pictures.")] = 0,
+    kind: Literal["xrays"],
+    out: Annotated[Path | None, typer.Option(show_default="the name of what is made")] = None,
+    hospitals: Annotated[int, typer.Option(min=1, max=50)] = 4,
+    images: Annotated[int, typer.Option(min=10, max=100_000)] = 400,
+    size: Annotated[int, typer.Option(min=16, max=512)] = 64,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
 ) -> None:
     """Draw small data sets for tutorials and first steps.
 
@@ -108,10 +80,18 @@ def sample_data(
     annotated some, a number, and the time to an event.
 
     Example: coordinator sample-data xrays --out xrays
+
+    Args:
+        kind: What to make.
+        out: Folder that is made.
+        hospitals: Number of hospitals.
+        images: Number of pictures of each hospital.
+        size: Height and width in pixels.
+        seed: Another number gives other pictures.
     """
     from ..sample_data import write_xrays
 
-    folder = out or Path(kind.value)
+    folder = out or Path(kind)
     names = write_xrays(folder, hospitals, images, seed, size)
     console.print(f"drawn: {hospitals * images} pictures of {', '.join(names)}")
     console.print(f"all hospitals   {folder / 'hospitals'}")

@@ -11,11 +11,11 @@ from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.flower.environment import UNIX, is_loopback
 from fedsurrogate.common.machine import STATE, user_folder
 
+# Of the environment: address of the Control API, for its SuperLink and for commands. The API for
+# apps is next to it where no other address is given.
 VARIABLE = "FEDSURROGATE_CONTROL"
-"""Of the environment: address of the Control API, for its SuperLink and for commands. The API for apps is
-next to it where no other address is given."""
+# Bytes of the path of a Unix socket.
 LONGEST_PATH = 107
-"""Bytes of the path of a Unix socket."""
 
 
 def usual_control() -> str:

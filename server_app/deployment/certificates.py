@@ -228,6 +228,11 @@ def credentials(folder: Path) -> list[Credential]:
     return listed
 
 
+def site_fingerprints(folder: Path) -> dict[str, str]:
+    """Fingerprints of the keys of all sites in a folder, by site. Raises ConfigError as `credentials`."""
+    return {each.name: each.fingerprint for each in credentials(folder) if each.kind == "site"}
+
+
 def hosts_of(folder: Path) -> tuple[str, ...]:
     """Hosts in the folder's server certificate; none without a certificate."""
     if not (folder / "server.crt").is_file():

@@ -11,7 +11,7 @@ from fedsurrogate.common.security import enrolment
 from fedsurrogate.common.security.documents import COMPARED, is_fingerprint, read_at_most
 from fedsurrogate.common.security.enrolment import PUBLIC as SITE_PUBLIC
 
-from .certificates import PUBLIC, REQUEST, certify, credentials
+from .certificates import PUBLIC, REQUEST, certify, site_fingerprints
 from .supernodes import check_not_revoked
 
 Standing = Literal["new", "renewal", "other key"]
@@ -47,12 +47,7 @@ def standing(folder: Path, asks: enrolment.Enrolment) -> Standing:
         RunError: a list of revoked keys cannot be read.
     """
     check_not_revoked(folder, asks.site, asks.line())
-    known = {
-        credential.name: credential.fingerprint
-        for credential in credentials(folder)
-        if credential.kind == "site"
-    }
-    fingerprint = asks.fingerprint()
+    known, fingerprint = site_fingerprints(folder), asks.fingerprint()
     if others := [
         name for name, each in known.items() if each == fingerprint and name != asks.site
     ]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from fedsurrogate.common.backbones.preprocessing import Preprocessing
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.escapes import for_markdown, for_terminal
+from fedsurrogate.common.files import read_json
 from fedsurrogate.common.methods import METHODS
 from fedsurrogate.common.models.classifiers import target_of_model
 from fedsurrogate.common.pages.svg import render_page, trusted
@@ -21,7 +22,7 @@ from fedsurrogate.common.targets.metrics import IN_WORDS, answer_columns, facts_
 from fedsurrogate.strategies.counting.strategy import payload_of
 
 from ..report.counts_view import CountsView, view_of
-from ..runs.state import Json, as_list, as_number, as_numbers, as_table, at, clean, read_json
+from ..runs.state import Json, as_list, as_number, as_numbers, as_table, at, clean
 
 
 @dataclass(frozen=True)

@@ -499,13 +499,8 @@ def check_output(output_dir: str) -> None:
     shown = f"output-dir = {output_dir!r}"
     if not there.is_dir():
         raise ConfigError(f"{shown}: {there} is a file; name a folder")
-    try:
-        with tempfile.TemporaryFile(dir=there):
-            pass
-    except OSError as error:
-        raise ConfigError(
-            f"{shown}: {there} cannot be written ({error.strerror}); name another folder"
-        ) from None
+    if why := why_not_writable(there):
+        raise ConfigError(f"{shown}: {there} cannot be written ({why}); name another folder")
 
 
 def check_simulation(

@@ -11,10 +11,11 @@ from typing import Any
 
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.extras import needed_for
+from fedsurrogate.common.files import read_json
 from fedsurrogate.common.settings.base import flatten
 
 from ..runs.reader import read_run
-from ..runs.state import METRICS, Json, as_list, as_number, as_table, read_json
+from ..runs.state import METRICS, Json, as_list, as_number, as_table
 
 # What a run folder gives: surrogates and sums that sites sent stay where they are.
 FILES = ("metrics.json", "manifest.json", "report.html", "model.safetensors", "model.fedsurrogate")

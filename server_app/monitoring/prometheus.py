@@ -176,8 +176,8 @@ def _counted(runs: Sequence[tuple[str, RunState]]) -> Iterator[Metric]:
     yield sent
 
 
+# Flower's states of a run that has not ended.
 STATES = ("pending", "starting", "running")
-"""Flower's states of a run that has not ended."""
 LEFT = "key revoked"
 KEPT_SECONDS = 10.0
 

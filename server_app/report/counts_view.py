@@ -11,10 +11,11 @@ from typing import Any
 
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.escapes import percent
+from fedsurrogate.common.files import read_json
 from fedsurrogate.common.pages.svg import BLUE, GREEN, INK, NAMED_SITES, ORANGE
 from fedsurrogate.common.targets.metrics import IN_WORDS as OF_METRICS
 
-from ..runs.state import Json, as_list, as_number, as_table, at, clean, read_json
+from ..runs.state import Json, as_list, as_number, as_table, at, clean
 from .plots.rows import Series, WithInterval, draw_rows, draw_survival
 
 HIDDEN, ALL = "hidden by the noise", "all sites"

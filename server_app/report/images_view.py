@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.files import read_json
 
-from ..runs.state import Json, as_list, as_number, as_numbers, as_table, at, clean, read_json
+from ..runs.state import Json, as_list, as_number, as_numbers, as_table, at, clean
 
 # A cell that no site fills by more than so many standard deviations of its noise is no row.
 SEEN = 3.0

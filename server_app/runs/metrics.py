@@ -447,12 +447,11 @@ def make_metrics(
     names = "" if simulated and outcome.names == "claimed" else outcome.names
     rounds = outcome.rounds
     if outcome.model is not None and not rounds:
-        sent = sum(site.bytes_up for site in sites)
         rounds = [
             {
                 "round": 1,
                 "accuracy": outcome.accuracy.get("model"),
-                "bytes_up": sent,
+                "bytes_up": outcome.bytes_up,
                 "seconds": seconds,
             }
         ]
@@ -480,7 +479,7 @@ def make_metrics(
         "accuracy": accuracy,
         "tested": {site.name: site.tested for site in sites if site.tested and not site.measured},
         "bytes": {
-            "up": sum(site.bytes_up for site in sites),
+            "up": outcome.bytes_up,
             "down": sum(site.bytes_down for site in sites),
             "up_per_site": {site.name: site.bytes_up for site in sites},
             "compare": outcome.compare_bytes,

@@ -137,29 +137,6 @@ def read_object(file: Path) -> tuple[Json, str]:
     return (value, "") if isinstance(value, dict) else ({}, f"{file.name} is not a JSON object")
 
 
-def read_json(folder: Path, name: str) -> Json:
-    """Read one of a run's JSON files.
-
-    Args:
-        folder: a run folder.
-        name: of the file.
-
-    Returns:
-        The JSON object in the file. Its texts are as they stand in the file.
-
-    Raises:
-        RunError: the file is missing, cannot be read or is not a JSON object.
-    """
-    try:
-        content = json.loads((folder / name).read_text())
-    except (OSError, ValueError, RecursionError) as error:
-        why = f"{name} cannot be read ({type(error).__name__})"
-        raise RunError(f"{folder} is not a run folder: {why}") from None
-    if not isinstance(content, dict):
-        raise RunError(f"{folder / name} is not a JSON object")
-    return content
-
-
 class EventFile:
     """An events.jsonl that may grow, or not exist yet.
 

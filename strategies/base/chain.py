@@ -191,14 +191,9 @@ class Chain(Federation):
             self.recorder.keep(RELAY, way.relay or b"")
         if not way.walk.left:
             self._finish(way)
-        model, sent = self.outcome.model, sum(site.bytes_up for site in self.outcome.sites.values())
-        metrics = metrics_of(
-            {
-                "used": len(way.walk.done),
-                "bytes_up": sent,
-                "seconds": time.perf_counter() - self._started,
-            }
-        )
+        model, seconds = self.outcome.model, time.perf_counter() - self._started
+        sent = {"used": len(way.walk.done), "bytes_up": self.outcome.bytes_up}
+        metrics = metrics_of({**sent, "seconds": seconds})
         return None if model is None else classifier_arrays(model), metrics
 
     def _finish(self, way: ChainRun) -> None:
@@ -307,12 +302,7 @@ class Chain(Federation):
             Collection(way.grid, [self._request_message(way, earlier, hop)], self.deadline),
         )
         if not isinstance(answer, tuple):
-            walk.order, walk.skipped = before.order, before.skipped
-            walk.sender, walk.sender_key, walk.sent_hop = (
-                before.sender,
-                before.sender_key,
-                before.sent_hop,
-            )
+            vars(walk).update(vars(before))
             return failure
         self._earlier, self._failed = None, []
         walk.done.remove(last)

@@ -539,8 +539,7 @@ class Federation(FlowerStrategy):
         facts: dict[str, object] = {
             "round": round,
             "accuracy": self._accuracy(grid),
-            "bytes_up": self._bytes_before
-            + sum(site.bytes_up for site in self.outcome.sites.values()),
+            "bytes_up": self._bytes_before + self.outcome.bytes_up,
             "used": used,
         }
         if self.config.mechanism is not None:

@@ -203,10 +203,7 @@ class OneShot(Federation, Generic[S]):
         self._conclude()
         model, outcome = self.outcome.model, self.outcome
         assert model is not None
-        sent = {
-            "bytes_up": sum(site.bytes_up for site in outcome.sites.values()),
-            "used": outcome.count("used"),
-        }
+        sent = {"bytes_up": outcome.bytes_up, "used": outcome.count("used")}
         return classifier_arrays(model), metrics_of({**sent, "seconds": outcome.seconds["learn"]})
 
     def learn_from(self, stored: Sequence[tuple[str, tuple[str, bytes] | SurrogateError]]) -> None:

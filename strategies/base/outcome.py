@@ -510,6 +510,11 @@ class Outcome:
         """The nodes of the used sites."""
         return [node for node, site in self.sites.items() if site.fate == "used"]
 
+    @property
+    def bytes_up(self) -> int:
+        """Bytes that all sites have sent."""
+        return sum(site.bytes_up for site in self.sites.values())
+
     def reasons(self, besides: Container[int] = ()) -> list[str]:
         """Why sites are not used, other than the nodes `besides`: at the start of a run these can be,
         although they have sent nothing yet.

@@ -9,6 +9,7 @@ from abc import abstractmethod
 from collections.abc import Collection as Container
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from math import prod
 from typing import Generic, TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
@@ -19,6 +20,7 @@ from fedsurrogate.common.errors import PUBLIC_SENTENCES, RunError, SurrogateErro
 from fedsurrogate.common.models.parameters import Parameters, check_update, length_of
 from fedsurrogate.common.privacy.mechanism import check_stated
 from fedsurrogate.common.surrogates.surrogates import Synthetic
+from fedsurrogate.common.wire.model_proto import unpack_parameters
 from fedsurrogate.common.wire.records import Info, to_record
 from fedsurrogate.common.wire.tensors import Expectation, check_reply
 
@@ -453,3 +455,13 @@ class Rounds(Federation, Generic[R]):
         } | self.facts(read)
         self.recorder.event("replied", site=site.name, round=number, bytes=site.bytes_up, **facts)
         return read
+
+
+class RoundsOfParameters(Rounds[Parameters]):
+    """Rounds in which sites send tensors by name, of the shapes of `shapes`."""
+
+    def parse(self, payload: bytes, training: Training) -> Parameters:
+        """Parse a reply; more numbers than these shapes have are never unpacked. Raises
+        SurrogateError.
+        """
+        return unpack_parameters(payload, most=sum(map(prod, self.shapes(training).values())))

@@ -28,7 +28,7 @@ from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import DPCVAESettings
 from fedsurrogate.common.surrogates.mixtures import Frame
 from fedsurrogate.common.surrogates.surrogates import Header
-from fedsurrogate.common.targets.target import Objective
+from fedsurrogate.common.targets.target import Answering, Target
 from fedsurrogate.common.wire.model_proto import MOST_NUMBERS, pack_parameters
 
 FORMAT = 2
@@ -154,17 +154,11 @@ class Training:
                 else None
             )
             if self.config.objective is not None:
-                return self._answering(self.config.objective, clip)
+                assert self.config.target is not None
+                made = self.config.objective.answering(self.model)
+                return target_head(made, self.header(), self.config.target, clip)
             return Head(self.header(), self.model["weight"], self.model["bias"], clip)
         return Network(self.header(), kind, self.inputs, self.model)
-
-    def _answering(self, objective: Objective, clip: float | None) -> Head:
-        """The model of another target than classes."""
-        target, head = self.config.target, objective.answering(self.model)
-        assert target is not None
-        public = json.dumps({**target.public, **head.public}, sort_keys=True)
-        header = replace(self.header(), classes=head.outputs)
-        return Head(header, head.weight, head.bias, clip, target=public)
 
     def header(self) -> Header:
         """The header of the model."""
@@ -236,6 +230,20 @@ class Training:
             )
         own = {name: getattr(facts, name) for name in _Facts.OF_TRAINING}
         return cls(config=config, frame=frame, **own, model=parts["model"], memory=parts["memory"])
+
+
+def target_head(made: Answering, header: Header, target: Target, clip: float | None = None) -> Head:
+    """The model of another target than classes.
+
+    Args:
+        made: what it answers.
+        header: of the coordinator.
+        target: of the run.
+        clip: of features, as in `Head`.
+    """
+    public = json.dumps({**target.public, **made.public}, sort_keys=True)
+    named = replace(header, classes=made.outputs)
+    return Head(named, made.weight.float(), made.bias.float(), clip, target=public)
 
 
 def _fresh(config: Run, classes: int, inputs: int) -> Tensors:

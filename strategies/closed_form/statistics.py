@@ -485,6 +485,24 @@ def _projected(
 EIGENVALUE_ROUNDING = 1e-3
 
 
+def check_tables(what: str, tables: Iterable[tuple[str, Tensor, tuple[int, ...]]]) -> None:
+    """Check the shape and type of tables.
+
+    Args:
+        what: they are part of, for the error.
+        tables: a name, the table, and the shape that it must have.
+
+    Raises:
+        ValueError: for another shape, or another type than float64.
+    """
+    for name, tensor, expected in tables:
+        if tensor.dtype != torch.float64 or tensor.shape != expected:
+            raise ValueError(
+                f"{what}: {name} of shape {tuple(tensor.shape)} in {tensor.dtype}; {expected} in "
+                "torch.float64 is needed"
+            )
+
+
 @dataclass(frozen=True)
 class Statistics:
     """Number and mean of the records of each class, and the covariance of all records around the
@@ -551,14 +569,7 @@ class Statistics:
             tables.append(("covariance's variances", variances, (dimension,)))
         else:
             tables.append(("covariance", self.covariance, (dimension, dimension)))
-        for name, tensor, expected in tables:
-            if tensor.dtype != torch.float64:
-                raise ValueError(f"statistics: {name} in {tensor.dtype}; torch.float64 is needed")
-            if tensor.shape != expected:
-                own = tuple(tensor.shape)
-                raise ValueError(
-                    f"statistics: {name} of shape {own}, but of {expected} by the means"
-                )
+        check_tables("statistics", tables)
 
     def __add__(self, other: Statistics) -> Statistics:
         """The statistics of the records of both, for the same classes in the same order."""

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsurrogate.common.counts import Counts
 from fedsurrogate.common.image_histograms import OPPOSITE, Histogram, histograms_of
 from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.settings import CountingSettings
+from fedsurrogate.common.wire.surrogate_proto import Counts
 
 Json = dict[str, Any]
 # Chance that anything at all is said of sites that do not differ.

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsurrogate.common.counts import Counts, check_tables
 from fedsurrogate.common.errors import RunError, SurrogateError
 from fedsurrogate.common.methods.counting import scored_classes
 from fedsurrogate.common.run import Run
@@ -31,6 +30,7 @@ from fedsurrogate.common.targets.counted import (
     counted,
 )
 from fedsurrogate.common.targets.target import Target
+from fedsurrogate.common.wire.surrogate_proto import Counts, check_tables
 
 from ..base.collection import Recorder
 from ..pooling.site_weights import Total
@@ -157,7 +157,7 @@ def records_counted(
     """
     how, (name, table) = counted(target, counting), _of_records(tables)
     if name == "records":
-        parts = torch.split(table, [len(each.cells) for each in how.questions])
+        parts = torch.split(table, [len(each) for each in how.questions.values()])
         return max(0, *(int(part.sum()) for part in parts))
     if name == "errors":
         return max(0, round(float(table[:, 0].max()) / STEPS))
@@ -448,7 +448,7 @@ def survey_of_target(how: CountedTarget, counts: Tensor, variance: float) -> Jso
     Returns:
         Records, cells by name, and by question what follows from its cells, each with its interval.
     """
-    sizes = [len(each.cells) for each in how.questions]
+    sizes = [len(each) for each in how.questions.values()]
     parts = torch.split(counts.double(), sizes)
     # Each question counts all records, unless exact counts of it were left out.
     there = [part for part in parts if bool(part.any())] or [parts[0]]
@@ -460,8 +460,8 @@ def survey_of_target(how: CountedTarget, counts: Tensor, variance: float) -> Jso
             name: asdict(total(cell, variance)) for name, cell in zip(how.rows, counts, strict=True)
         },
         "questions": {
-            each.name: _as_json(summary(how, at, part, variance))
-            for at, (each, part) in enumerate(zip(how.questions, parts, strict=True))
+            name: _as_json(summary(how, at, part, variance))
+            for at, (name, part) in enumerate(zip(how.questions, parts, strict=True))
         },
     }
 
@@ -653,8 +653,8 @@ def _times_evaluated(how: CountedTarget, table: Tensor, variance: float) -> Json
     found["unit"] = how.target.unit
     if not variance and all(float(each.counts.sum()) >= 1 for each in groups):
         test = log_rank(groups)
-        if math.isfinite(test.chance):
-            found["log_rank"] = asdict(test)
+        if math.isfinite(test["chance"]):
+            found["log_rank"] = test
     return found
 
 

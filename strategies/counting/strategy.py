@@ -21,7 +21,6 @@ import torch
 from flwr.app import ArrayRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
 
-from fedsurrogate.common.counts import Counts, check_counts, unpack_counts
 from fedsurrogate.common.errors import LARGEST_PRIVATE, RunError, SurrogateError
 from fedsurrogate.common.methods.counting import tables_in
 from fedsurrogate.common.methods.method import load
@@ -32,6 +31,7 @@ from fedsurrogate.common.signed_models.signed_model import SUFFIX, read_signed_m
 from fedsurrogate.common.targets.counted import counted as counted_target
 from fedsurrogate.common.wire.model_proto import load_model, pack_classifier, unpack_classifier
 from fedsurrogate.common.wire.records import Info, to_record
+from fedsurrogate.common.wire.surrogate_proto import Counts, check_counts, unpack_counts
 
 from ..base.collection import Recorder
 from ..base.identifications import Group

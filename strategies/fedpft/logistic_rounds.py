@@ -46,17 +46,23 @@ from fedsurrogate.common.models.classifiers import Classifier, Head
 from fedsurrogate.common.models.parameters import Parameters, Tensors
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.secure_aggregation.secrets import Words
-from fedsurrogate.common.surrogates.class_sums import Sums
+from fedsurrogate.common.surrogates.class_sums import Sums, beyond
 from fedsurrogate.common.targets.target import CODE, RECORDS, SUMS, TOTALS
 from fedsurrogate.common.wire.tensors import pack, unpack
 
 from ..base.identifications import Group
 from ..base.training import Training
 from ..pooling.class_means import RoundsOfSums, map_with_words, read_map, read_public
-from ..pooling.site_weights import FEWEST_SITES, Total, beyond, check_gradients, coordinate_median
+from ..pooling.site_weights import (
+    FEWEST_SITES,
+    GRADIENTS,
+    Total,
+    added,
+    check_gradients,
+    coordinate_median,
+)
 from ..robustness.defence import TAIL
 from ..secure_aggregation.strategy import SecureRounds
-from ..targets.sums import added
 
 # Largest curvature of the softmax loss, as a part of the second moment (Böhning 1992).
 CURVATURE = 0.5
@@ -365,7 +371,7 @@ class LogisticRoundsOfSites(RoundsOfSums):
             if name in reply.tensors:
                 noise = {"counts": sigma, "sums": self._noise(name)}
                 table = reply.tensors[name].flatten()[None]
-                if what := beyond(Sums(torch.tensor([records]), table, None, noise)):
+                if what := beyond(Sums(torch.tensor([records]), table, None, noise), GRADIENTS):
                     raise SurrogateError(f"it has {what}")
 
     def counts(self, reply: Parameters) -> list[float] | None:

@@ -25,7 +25,7 @@ from fedsurrogate.common.privacy.shares import ALL, REMOVED, weight_of
 from fedsurrogate.common.surrogates.class_sums import unfold
 from fedsurrogate.common.surrogates.covariances import LowRank, eigen
 from fedsurrogate.common.surrogates.mixtures import Mixtures
-from fedsurrogate.common.surrogates.surrogates import Header, SumsSurrogate
+from fedsurrogate.common.surrogates.surrogates import SumsSurrogate
 
 from ..closed_form.solvers import ENOUGH_COLUMNS, Scores, cleaned, slope_of
 from ..pooling.class_means import (
@@ -104,14 +104,7 @@ def learn_from_sums(
     solved = combined(components, found.covariance)
     weight, bias = _calibrated(solved, components, found, family == "distributed")
     first = surrogates[0]
-    header = Header(
-        first.header.method,
-        first.header.run,
-        "coordinator",
-        first.header.fingerprint,
-        components.classes,
-        first.header.frame,
-    )
+    header = replace(first.header, site="coordinator", classes=components.classes)
     head = Head(header, weight.float(), bias.float(), first.claim.clip)
     return head, _gaussians(components, found.covariance)
 

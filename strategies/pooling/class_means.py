@@ -45,7 +45,6 @@ from fedsurrogate.common.surrogates import covariances
 from fedsurrogate.common.surrogates.class_sums import PRESENT, fold, unfold
 from fedsurrogate.common.surrogates.mixtures import Frame, PublicMap
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate, SumsSurrogate
-from fedsurrogate.common.wire.model_proto import unpack_parameters
 from fedsurrogate.common.wire.surrogate_proto import (
     pack_centre,
     public_digest,
@@ -55,9 +54,9 @@ from fedsurrogate.common.wire.surrogate_proto import (
 from fedsurrogate.common.wire.tensors import pack
 
 from ..base.outcome import Defended
-from ..base.rounds import Rounds
+from ..base.rounds import RoundsOfParameters
 from ..base.training import Training
-from .site_weights import moment_shares, shares_kept
+from .site_weights import below_one, moment_shares, shares_kept
 
 
 @dataclass(frozen=True)
@@ -723,7 +722,7 @@ def check_charged(training: Training) -> None:
         )
 
 
-class RoundsOfSums(Rounds[Parameters]):
+class RoundsOfSums(RoundsOfParameters):
     """Rounds of sums. A site's weight is capped by its records in the first round.
 
     Attributes:
@@ -744,18 +743,6 @@ class RoundsOfSums(Rounds[Parameters]):
         fields = messages.schema(not training.round)
         shapes = {field.name: field.sizes(sizes) for field in fields}
         return {name: shape for name, shape in shapes.items() if math.prod(shape)}
-
-    def parse(self, payload: bytes, training: Training) -> Parameters:
-        """Parse one site's sums.
-
-        Args:
-            payload: its bytes.
-            training: before the round.
-
-        Raises:
-            SurrogateError: for bytes that are no sums, or too many numbers.
-        """
-        return unpack_parameters(payload, most=sum(map(math.prod, self.shapes(training).values())))
 
     def check(self, reply: Parameters, training: Training) -> None:
         """Check the rows of the sums.
@@ -802,12 +789,7 @@ class RoundsOfSums(Rounds[Parameters]):
             replies: checked sums, sorted by site.
         """
         shares = self._shares(training.memory, replies)
-        capped = {
-            each.header.site: share
-            for each, share in zip(replies, shares, strict=True)
-            if share < 1
-        }
-        return Defended(list(replies), capped)
+        return Defended(list(replies), below_one(replies, shares))
 
     def absorb(self, training: Training, replies: Sequence[Parameters]) -> dict[str, object]:
         """Add the sums of all sites, and finish the round.

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -14,11 +14,17 @@ from torch import Tensor
 
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.models.parameters import Tensors
 from fedsurrogate.common.privacy import shares
 from fedsurrogate.common.privacy.mechanism import Mechanism
-from fedsurrogate.common.surrogates.class_sums import Sums, lengths, unfold
+from fedsurrogate.common.surrogates.class_sums import Sums, beyond, unfold
 from fedsurrogate.common.surrogates.mixtures import PublicMap
-from fedsurrogate.common.surrogates.surrogates import AnySurrogate, Header, SumsSurrogate
+from fedsurrogate.common.surrogates.surrogates import (
+    AnySurrogate,
+    HasHeader,
+    Header,
+    SumsSurrogate,
+)
 from fedsurrogate.common.targets.target import RECORDS, SQUARES, TOTALS
 
 # The share of the weight that a trimmed mean removes at each end, and so the share of hostile sites
@@ -53,6 +59,21 @@ def robust_mean(points: Tensor, weights: Tensor, rule: str) -> Tensor:
         return trimmed_mean(points, weights)
     mean: Tensor = torch.tensordot(_shares(weights), points.double(), 1)
     return mean
+
+
+def added(replies: Sequence[Tensors], shares: Sequence[float]) -> dict[str, Tensor]:
+    """Sums of tensors by name, float64.
+
+    Args:
+        replies: of the same names and shapes.
+        shares: factor of each.
+    """
+    # One after the other: ten thousand second moments in double precision are too many.
+    total = {name: torch.zeros_like(each).double() for name, each in replies[0].items()}
+    for reply, share in zip(replies, shares, strict=True):
+        for name, tensor in reply.items():
+            total[name] += share * tensor.double()
+    return total
 
 
 def robust_tensors(tables: Sequence[Mapping[str, Tensor]], rule: str) -> dict[str, Tensor]:
@@ -212,6 +233,16 @@ def _of_noise_alone(classes: int) -> float:
     """
     mean = 1 / math.sqrt(2 * math.pi)
     return classes * mean + 2 * math.sqrt(classes * (0.5 - mean**2))
+
+
+def below_one(sent: Iterable[HasHeader], kept: Iterable[float]) -> dict[str, float]:
+    """Shares that are below one, by site.
+
+    Args:
+        sent: replies of sites.
+        kept: share that each keeps.
+    """
+    return {each.header.site: share for each, share in zip(sent, kept, strict=True) if share < 1}
 
 
 def moment_shares(sums: Sequence[Mapping[str, Tensor]], max_share: float) -> list[float]:
@@ -438,23 +469,6 @@ def false_numbers(what: str) -> RunError:
 def _squared(lengths: Tensor, counts: Tensor) -> float:
     """Sum of squared lengths (C,) over counts (C,). A negative length is zero."""
     return float((lengths.clamp_min(0).square() / counts.clamp_min(1)).sum())
-
-
-def beyond(sums: Sums, names: Mapping[str, str] = GRADIENTS) -> str:
-    """What noisy sums have that no records can have, in words; empty for nothing.
-
-    Args:
-        sums: over records of norm one, with the deviations of their noise.
-        names: what to say for a name of `lengths`.
-    """
-    for name, length, most in lengths(sums):
-        if bool((length > most).any()):
-            worst = int(torch.argmax(length - most))
-            return (
-                f"{names.get(name, name)} (length {float(length[worst]):.4g}; at most "
-                f"{float(most[worst]):.4g} is possible for this number of records and the noise)"
-            )
-    return ""
 
 
 def _check_lengths(sums: Sums, names: Mapping[str, str]) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -31,6 +31,7 @@ from fedsurrogate.common.surrogates.surrogates import (
 from ..base.outcome import Defended, Effect, Suspect
 from ..pooling.site_weights import (
     FEWEST_SITES,
+    below_one,
     coordinate_median,
     median_weights,
     scaled,
@@ -160,20 +161,9 @@ LONGEST = 3.0
 TAIL = 6.0
 
 
-@dataclass(frozen=True)
-class Bounded:
-    """Points within the bound.
-
-    Attributes:
-        points: the tensors of every site.
-        kept: of every site, the share of its distance from the centre that is kept, in (0, 1].
-    """
-
-    points: list[dict[str, Tensor]]
-    kept: list[float]
-
-
-def bounded(points: Sequence[Mapping[str, Tensor]], noise: float = 0.0) -> Bounded:
+def bounded(
+    points: Sequence[Mapping[str, Tensor]], noise: float = 0.0
+) -> tuple[list[dict[str, Tensor]], list[float]]:
     """Points whose distance from their coordinate median is at most TIMES the median distance.
 
     Args:
@@ -183,10 +173,11 @@ def bounded(points: Sequence[Mapping[str, Tensor]], noise: float = 0.0) -> Bound
             beyond noise may be multiplied: all honest updates have about the same length of noise.
 
     Returns:
-        The points, in their order. A function of what the sites sent and of public numbers alone.
+        The points, in their order, and the share of its distance from the centre that each keeps, in
+        (0, 1]: functions of what the sites sent and of public numbers alone.
     """
     if len(points) < FEWEST_SITES:
-        return Bounded([dict(each) for each in points], [1.0] * len(points))
+        return [dict(each) for each in points], [1.0] * len(points)
     votes, centres = torch.ones(len(points)), dict[str, Tensor]()
     squares = torch.zeros(len(points), dtype=torch.float64)
     # One tensor after the other: all at once, in double precision, would be twice the updates.
@@ -198,18 +189,16 @@ def bounded(points: Sequence[Mapping[str, Tensor]], noise: float = 0.0) -> Bound
     distances = squares.sqrt().tolist()
     limit = limit_of(distances, noise * (math.sqrt(numbers) + TAIL))
     kept = shares_within(limit, distances)
-    return Bounded(
-        [
-            {
-                name: (centre + share * (each[name].double() - centre)).to(each[name].dtype)
-                for name, centre in centres.items()
-            }
-            if share < 1
-            else dict(each)
-            for each, share in zip(points, kept, strict=True)
-        ],
-        kept,
-    )
+    inside = [
+        {
+            name: (centre + share * (each[name].double() - centre)).to(each[name].dtype)
+            for name, centre in centres.items()
+        }
+        if share < 1
+        else dict(each)
+        for each, share in zip(points, kept, strict=True)
+    ]
+    return inside, kept
 
 
 def limit_of(lengths: Sequence[float], noise: float = 0.0) -> float:
@@ -249,12 +238,12 @@ def bounded_updates(
         ]
         for control in (False, True)
     ]
-    model, controls = (bounded(part, noise) for part in parts)
+    (model, of_model), (controls, of_controls) = (bounded(part, noise) for part in parts)
     kept = [
         replace(each, tensors=own | more)
-        for each, own, more in zip(updates, model.points, controls.points, strict=True)
+        for each, own, more in zip(updates, model, controls, strict=True)
     ]
-    return kept, _below_one(updates, map(min, model.kept, controls.kept))
+    return kept, below_one(updates, map(min, of_model, of_controls))
 
 
 def bounded_heads(heads: Sequence[Parameters]) -> tuple[list[Parameters], dict[str, float]]:
@@ -316,7 +305,7 @@ def bounded_heads(heads: Sequence[Parameters]) -> tuple[list[Parameters], dict[s
         )
         for head, own, share in zip(heads, rows, short, strict=True)
     ]
-    return bound, _below_one(heads, map(min, near, short))
+    return bound, below_one(heads, map(min, near, short))
 
 
 def _towards_the_centre(apart: Sequence[Tensor]) -> list[Tensor]:
@@ -374,11 +363,7 @@ def bounded_images(sets: Sequence[Synthetic]) -> tuple[list[Synthetic], dict[str
         replace(each, values=each.values * share[:, None].to(each.values))
         for each, share in zip(sets, shares, strict=True)
     ]
-    return kept, _below_one(sets, (float(share.min()) for share in shares))
-
-
-def _below_one(sent: Sequence[Parameters | Synthetic], kept: Iterable[float]) -> dict[str, float]:
-    return {each.header.site: share for each, share in zip(sent, kept, strict=True) if share < 1}
+    return kept, below_one(sets, (float(share.min()) for share in shares))
 
 
 # Allowed distance from the others' geometric median, as a multiple of the median distance; the same of
@@ -715,5 +700,4 @@ def caps(
         noise: as there.
     """
     shares = shares_kept(counts, max_share, power, noise)
-    names = [each.header.site for each in sent]
-    return shares, {site: share for site, share in zip(names, shares, strict=True) if share < 1}
+    return shares, below_one(sent, shares)

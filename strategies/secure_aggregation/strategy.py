@@ -212,10 +212,7 @@ class SecureAggregation(Steps):
             site.claim = self._claims[name]
             self.recorder.event("replied", site=name, bytes=site.bytes_up)
         self._learn(summed, numbers)
-        facts = {
-            "bytes_up": sum(site.bytes_up for site in self.outcome.sites.values()),
-            "used": len(summed),
-        }
+        facts = {"bytes_up": self.outcome.bytes_up, "used": len(summed)}
         model = self.outcome.model
         return None if model is None else classifier_arrays(model), metrics_of(facts)
 

@@ -22,13 +22,12 @@ from fedsurrogate.common.wire.tensors import pack, unpack
 
 from ..base.training import Training
 from ..pooling.class_means import RoundsOfSums, check_charged
-from ..pooling.site_weights import Total, false_numbers
+from ..pooling.site_weights import Total, added, false_numbers
 from ..secure_aggregation.strategy import SecureRounds
 from .strategy import column_factors, head_of, risks
 from .sums import (
     CodedSums,
     Noise,
-    added,
     check_exact,
     check_finite,
     check_finite_tensors,

@@ -4,11 +4,10 @@ added, and a model is learned from the sums, by one function a kind of target.
 
 from __future__ import annotations
 
-import json
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import reduce
 
 import torch
@@ -17,26 +16,31 @@ from torch import Tensor
 from fedsurrogate.common.errors import RunError, SurrogateError
 from fedsurrogate.common.methods.method import MOST_JUDGED
 from fedsurrogate.common.models.classifiers import Head
-from fedsurrogate.common.models.parameters import Parameters, check_update
-from fedsurrogate.common.privacy.mechanism import Mechanism
-from fedsurrogate.common.privacy.shares import weight_of
+from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.targets.labels import Labels
 from fedsurrogate.common.targets.number import Number
-from fedsurrogate.common.targets.target import CODE, RECORDS, SQUARES, Target
+from fedsurrogate.common.targets.target import CODE, RECORDS, SQUARES, Answering, Target
 from fedsurrogate.common.targets.time import Time
 
 from ..base.outcome import Defended, Learned
-from ..heads import FromStatistics, noise_of
+from ..base.training import target_head
+from ..heads import MOST_DIMENSIONS, Heads, noise_of, on_clipped
 from ..pooling.class_means import moved_parameters
-from ..pooling.site_weights import Total, false_numbers, moment_shares, shares_kept
+from ..pooling.site_weights import (
+    Total,
+    added,
+    below_one,
+    false_numbers,
+    moment_shares,
+    shares_kept,
+)
 from ..robustness.defence import by_harm, without
 from ..robustness.harm import AREA, CONCORDANCE, Coded, Outputs, judged, outputs_of
 from .number import Annotated, label_heads, number_head
 from .sums import (
     CodedSums,
-    added,
     around_zero,
     check_capped,
     check_cells,
@@ -48,26 +52,6 @@ from .sums import (
     of_site,
 )
 from .time import Cells, RiskHead, cells_of, kaplan_meier, risk_head
-
-
-@dataclass(frozen=True)
-class Answering:
-    """A linear model of a target.
-
-    Attributes:
-        outputs: names of what it answers, o.
-        weight: (o, d).
-        bias: (o,).
-        public: what a model says of it besides the target's own facts, as values of JSON.
-        facts: for the run's result.
-    """
-
-    outputs: tuple[str, ...]
-    weight: Tensor
-    bias: Tensor
-    public: Mapping[str, object]
-    facts: Mapping[str, str | float]
-
 
 # A column whose deviation is this share of the largest one is constant but for rounding.
 CONSTANT = 1e-6
@@ -124,10 +108,7 @@ def head_of(made: Answering, header: Header, target: Target) -> tuple[Head, dict
     """
     if not (made.weight.isfinite().all() and made.bias.isfinite().all()):
         raise RunError("the sums of this run give no finite model; leave out sites with --without")
-    public = json.dumps({**target.public, **made.public}, sort_keys=True)
-    named = replace(header, classes=made.outputs)
-    head = Head(named, made.weight.float(), made.bias.float(), target=public)
-    return head, {**target.choices, **made.facts}
+    return target_head(made, header, target), {**target.choices, **made.facts}
 
 
 def _number(sums: CodedSums, target: Target) -> Answering:
@@ -201,11 +182,10 @@ def check_sums(sums: CodedSums, target: Target, largest: float = math.inf) -> No
     Raises:
         SurrogateError: if none can.
     """
-    CHECKS.get(target.name, _check_finite)(sums, target, largest)
-
-
-def _check_finite(sums: CodedSums, target: Target, largest: float) -> None:
-    check_finite(sums)
+    if (check := CHECKS.get(target.name)) is not None:
+        check(sums, target, largest)
+    else:
+        check_finite(sums)
 
 
 def _check_labels(sums: CodedSums, target: Target, largest: float) -> None:
@@ -309,17 +289,17 @@ OUTPUTS: dict[str, Callable[[Parts, Target], Outputs]] = {
 }
 
 
-class FromCodedSums(FromStatistics):
+class FromCodedSums(Heads):
     """A run of one round whose sites send sums over the code of their records."""
+
+    most_with_zeros = MOST_DIMENSIONS**2
 
     def check(self, sent: Parameters) -> None:
         """Check that some records can have these sums. Raises SurrogateError."""
-        private = self.config.mechanism is not None
-        shapes = {name: tuple(tensor.shape) for name, tensor in sent.tensors.items()}
-        check_update(sent, shapes, 1, private)
+        super().check(sent)
         if sent.header.classes != self._target.rows:
             raise SurrogateError("sums of other rows than the target's, or in another order")
-        if not private:
+        if not self.config.private:
             check_exact(sent.tensors, self._target, SurrogateError)
             check_sums(self._of_site(sent), self._target)
             return
@@ -365,7 +345,7 @@ class FromCodedSums(FromStatistics):
         else:
             sums = self._noisy(defended.kept, shares)
         model, facts = learned(sums, header, self._target)
-        return Learned(_on_clipped(model, sent[0].claim), defended, facts=facts)
+        return Learned(on_clipped(model, sent[0].claim), defended, facts=facts)
 
     def defend(self, sent: Sequence[Parameters], classes: tuple[str, ...]) -> Defended[Parameters]:
         """Cap weights by records, and without noise by second moments: with noise, features have norm
@@ -382,9 +362,7 @@ class FromCodedSums(FromStatistics):
         if self.config.mechanism is None:
             moments = moment_shares([each.tensors for each in sent], most)
             shares = list(map(operator.mul, shares, moments))
-        capped = {
-            each.header.site: share for each, share in zip(sent, shares, strict=True) if share < 1
-        }
+        capped = below_one(sent, shares)
         if self.config.defence != "harm" or len(sent) > MOST_JUDGED:
             return Defended(list(sent), capped)
         evidence = outputs(
@@ -451,11 +429,4 @@ def learn_from_sum(total: Total, run: Run) -> Learned:
         raise false_numbers(str(error)) from None
     model, facts = learned(sums, total.header, target)
     mapped = total.mapped(model, run.public_frame(total.dimension))
-    return Learned(_on_clipped(mapped, total.claim), Defended([]), facts=facts)
-
-
-def _on_clipped(model: Head, claim: Mechanism | None) -> Head:
-    """The model of features that are clipped first, as sites clip them before they add noise."""
-    if claim is None:
-        return model
-    return replace(model, clip=claim.clip, mean_over_columns=weight_of(claim.centre))
+    return Learned(on_clipped(mapped, total.claim), Defended([]), facts=facts)

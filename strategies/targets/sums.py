@@ -6,7 +6,7 @@ what no records can have.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from fedsurrogate.common.errors import FedSurrogateError, SurrogateError
-from fedsurrogate.common.models.parameters import Tensors
 from fedsurrogate.common.surrogates.class_sums import FALSE_ALARM, unfold
 from fedsurrogate.common.surrogates.class_sums import TABLE_TOLERANCE as TOLERANCE
 from fedsurrogate.common.targets.target import (
@@ -27,7 +26,7 @@ from fedsurrogate.common.targets.target import (
     Target,
 )
 
-from ..closed_form.statistics import EIGENVALUE_ROUNDING, Statistics, sum_of
+from ..closed_form.statistics import EIGENVALUE_ROUNDING, Statistics, check_tables, sum_of
 
 
 @dataclass(frozen=True)
@@ -111,12 +110,7 @@ class CodedSums:
         if self.noise is not None:
             tables.append(("noise of the code", self.noise.code, (rows,)))
             tables.append(("noise of the sums", self.noise.sums, (rows,)))
-        for name, tensor, expected in tables:
-            if tensor.dtype != torch.float64 or tensor.shape != expected:
-                raise ValueError(
-                    f"coded sums: {name} of shape {tuple(tensor.shape)} in {tensor.dtype}; "
-                    f"{expected} in torch.float64 is needed"
-                )
+        check_tables("coded sums", tables)
 
     def __add__(self, other: CodedSums) -> CodedSums:
         """The sums of the records of both, in the same code."""
@@ -629,18 +623,3 @@ def _trace(matrix: Tensor, fault: Fault) -> float:
     if trace < 0 or torch.linalg.cholesky_ex(matrix)[1]:
         raise fault("second moments that no records have: the matrix has a negative eigenvalue")
     return float(trace)
-
-
-def added(replies: Sequence[Tensors], shares: Sequence[float]) -> dict[str, Tensor]:
-    """Sums of tensors by name, float64.
-
-    Args:
-        replies: of the same names and shapes.
-        shares: factor of each.
-    """
-    # One after the other: ten thousand second moments in double precision are too many.
-    total = {name: torch.zeros_like(each).double() for name, each in replies[0].items()}
-    for reply, share in zip(replies, shares, strict=True):
-        for name, tensor in reply.items():
-            total[name] += share * tensor.double()
-    return total

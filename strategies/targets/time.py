@@ -457,26 +457,14 @@ def _log_log(survival: Tensor, variance: Tensor, level: float) -> tuple[Tensor, 
     return low.masked_fill(none_left, 0.0), high.masked_fill(none_left, 0.0)
 
 
-@dataclass(frozen=True)
-class LogRank:
-    """The log-rank test of equal hazards in groups.
-
-    Attributes:
-        statistic: chi-square.
-        freedom: number of groups minus one.
-        chance: p-value.
-    """
-
-    statistic: float
-    freedom: int
-    chance: float
-
-
-def log_rank(groups: Sequence[Cells]) -> LogRank:
-    """The log-rank test, in its hypergeometric form.
+def log_rank(groups: Sequence[Cells]) -> dict[str, float]:
+    """The log-rank test of equal hazards in groups, in its hypergeometric form.
 
     Args:
         groups: exact cells of two groups or more, with the same bins.
+
+    Returns:
+        The chi-square `statistic`, its degrees of `freedom`, and the p-value, `chance`.
 
     Raises:
         ValueError: for fewer groups, or for cells with noise, for which this test's distribution
@@ -485,7 +473,7 @@ def log_rank(groups: Sequence[Cells]) -> LogRank:
     Example:
         >>> early = Cells.of(torch.tensor([5.0, 1.0, 0.0, 0.0, 4.0]))
         >>> late = Cells.of(torch.tensor([1.0, 5.0, 0.0, 0.0, 4.0]))
-        >>> round(log_rank([early, late]).chance, 3)
+        >>> round(log_rank([early, late])["chance"], 3)
         0.54
     """
     from scipy.stats import chi2
@@ -505,4 +493,5 @@ def log_rank(groups: Sequence[Cells]) -> LogRank:
     # Differences sum to zero, so one group is left out.
     statistic = float(apart[:-1] @ torch.linalg.pinv(covariance[:-1, :-1]) @ apart[:-1])
     freedom = len(groups) - 1
-    return LogRank(statistic, freedom, float(chi2.sf(statistic, freedom)))
+    chance = float(chi2.sf(statistic, freedom))
+    return {"statistic": statistic, "freedom": freedom, "chance": chance}

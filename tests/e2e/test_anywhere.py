@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from fedsurrogate.client_app.processes.own_account import own_folder
-from fedsurrogate.server_app.deployment import simulate as flower_engine
+from fedsurrogate.server_app.deployment import submit as flower_engine
 from fedsurrogate.server_app.deployment.submit import APP_FOLDER, flower_environment, stop_process
 from fedsurrogate.server_app.lifecycle.before_start import DID_NOT_START
 from tests.e2e.environments import checkout_at, environment_at, simulate, variables

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from fedsurrogate.server_app.deployment.simulate import superlink
 from fedsurrogate.server_app.deployment.submit import (
     APP_FOLDER,
     DONE,
     PACKED,
     flower_environment,
+    superlink,
 )
 from tests.e2e.processes import PATIENCE, until
 

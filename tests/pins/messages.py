@@ -22,7 +22,6 @@ from torch import Tensor
 from fedsurrogate.client_app.governance.budget import Budget
 from fedsurrogate.client_app.governance.entries import Release, canonical, digest
 from fedsurrogate.client_app.governance.ledger import CheckLogEntry, Ledger
-from fedsurrogate.common.counts import Counts, pack_counts, unpack_counts
 from fedsurrogate.common.message_files import (
     MessageReply,
     MessageRequest,
@@ -96,7 +95,9 @@ from fedsurrogate.common.wire.records import (
     unpack_surrogate,
 )
 from fedsurrogate.common.wire.surrogate_proto import (
+    Counts,
     centre_digest,
+    pack_counts,
     pack_dealt,
     pack_delivery,
     pack_list,
@@ -107,6 +108,7 @@ from fedsurrogate.common.wire.surrogate_proto import (
     pack_revealed,
     pack_state,
     pack_total,
+    unpack_counts,
     unpack_dealt,
     unpack_map,
     unpack_member,

@@ -26,13 +26,13 @@ from flwr.supercore.interceptors import RuntimeVersionClientInterceptor
 
 from fedsurrogate.common.flower import flower
 from fedsurrogate.server_app.control_api import list_runs
-from fedsurrogate.server_app.deployment.simulate import superlink as simulation
 from fedsurrogate.server_app.deployment.submit import (
     APP_FOLDER,
     PACKED,
     flower_environment,
     stop_process,
 )
+from fedsurrogate.server_app.deployment.submit import superlink as simulation
 from tests.children import ran
 from tests.e2e.processes import (
     BIN,

@@ -16,13 +16,13 @@ from PIL import Image
 from torch import Tensor
 
 from fedsurrogate.common.backbones.backbones import load_backbone
-from fedsurrogate.common.counts import Counts, pack_counts, unpack_counts
 from fedsurrogate.common.errors import ConfigError, RunError, SurrogateError
 from fedsurrogate.common.models.classifiers import Ensemble, Head, scores_alone
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire.model_proto import save_model
 from fedsurrogate.common.wire.records import INFO, to_record
+from fedsurrogate.common.wire.surrogate_proto import Counts, pack_counts, unpack_counts
 from fedsurrogate.strategies.counting.strategy import payload_of, read_model
 from tests.client_app.model_use.hospitals import CLASSES
 from tests.grid import FIRST_NODE, Fault, InProcessGrid, NodeConfig, default_run_config, events_of

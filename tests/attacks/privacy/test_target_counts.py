@@ -117,7 +117,7 @@ def test_no_count_below_the_smallest_cell_follows_from_exact_counts(
     exact = count_cells(how, values, torch.ones(len(rows), dtype=torch.float64)).value
     left = large_cells(how, exact, least)
     assert bool(((left == 0) | (left >= least)).all())
-    sizes = [len(each.cells) for each in how.questions]
+    sizes = [len(each) for each in how.questions.values()]
     if len(sizes) > 1:
         for part, true in zip(torch.split(left, sizes), torch.split(exact, sizes), strict=True):
             assert torch.equal(part, true) or not part.any()

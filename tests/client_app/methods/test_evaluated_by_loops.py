@@ -27,13 +27,13 @@ from fedsurrogate.client_app.methods.evaluation import (
 )
 from fedsurrogate.client_app.methods.job import Job
 from fedsurrogate.client_app.node_config import NodeConfig
-from fedsurrogate.common.counts import unpack_counts
 from fedsurrogate.common.errors import DataError, SurrogateError
 from fedsurrogate.common.models.classifiers import Head, Quadratic
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.targets.metrics import METRIC_VALUES, measured, packed
 from fedsurrogate.common.wire.model_proto import pack_classifier
+from fedsurrogate.common.wire.surrogate_proto import unpack_counts
 
 NAMES, OWN, D = ("a", "b", "c"), ("c", "x", "a", "b"), 3
 

@@ -192,9 +192,9 @@ def test_a_message_whose_sender_has_gone_is_not_used(guard: FleetGuard) -> None:
 
 def test_addresses_are_taken_out_of_a_superlinks_arguments() -> None:
     given = ["--insecure", "--control-api-address", "127.0.0.1:3", "--database", "d"]
-    found = read_addresses([*given, "--fleet-http-address=0.0.0.0:5"])
-    assert (found.control, found.runtime, found.fleet) == ("127.0.0.1:3", "", "0.0.0.0:5")
-    assert found.rest == ["--insecure", "--database", "d"]
+    addresses, rest = read_addresses([*given, "--fleet-http-address=0.0.0.0:5"])
+    assert addresses == ("127.0.0.1:3", "", "0.0.0.0:5")
+    assert rest == ["--insecure", "--database", "d"]
 
 
 def test_only_this_account_may_open_a_socket(tmp_path: Path) -> None:

@@ -146,11 +146,11 @@ def test_whole_numbers_are_counted_as_numpy_counts_them(low: int, width: int, bi
 @pytest.mark.parametrize(("bins", "first", "last"), [(1, "0 to 100", "0 to 100"), (4, "0 to 25", "75 to 100")])  # fmt: skip
 def test_bins_of_a_number_are_named_by_their_edges(bins: int, first: str, last: str) -> None:
     how = CountedNumbers(Number(("x", "y"), RANGES), bins)
-    one, other = how.questions
-    assert (one.name, other.name) == ("x", "y")
-    assert len(one.cells) == len(other.cells) == bins
-    assert (one.cells[0], one.cells[-1]) == (first, last)
-    assert other.cells[0].startswith("-5 to ")
+    assert [*how.questions] == ["x", "y"]
+    one, other = how.questions.values()
+    assert len(one) == len(other) == bins
+    assert (one[0], one[-1]) == (first, last)
+    assert other[0].startswith("-5 to ")
 
 
 @few

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from fedsurrogate.common.errors import RunError
-from fedsurrogate.server_app.deployment import simulate
-from fedsurrogate.server_app.deployment.simulate import KILLED, Machine, cause
-from fedsurrogate.server_app.deployment.submit import DONE
+from fedsurrogate.server_app.deployment import submit as simulate
+from fedsurrogate.server_app.deployment.submit import DONE, KILLED, Machine, cause
 from fedsurrogate.server_app.lifecycle.before_start import DID_NOT_START
 
 TRACE = """

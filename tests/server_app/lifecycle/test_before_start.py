@@ -23,7 +23,7 @@ from fedsurrogate.common.backbones.backbone_names import check_backbone_name
 from fedsurrogate.common.errors import BackboneError, ConfigError, FedSurrogateError, RunError
 from fedsurrogate.common.machine import MIB, usable_cores
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.server_app.deployment import simulate as flower_engine
+from fedsurrogate.server_app.deployment import submit as flower_engine
 from fedsurrogate.server_app.lifecycle import before_start
 from fedsurrogate.server_app.lifecycle.before_start import (
     FLOWER_MIB,

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.files import read_json
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings import Settings
@@ -15,7 +16,6 @@ from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire.records import unpack_surrogate
 from fedsurrogate.server_app.runs.metrics import End, make_metrics, make_projection
 from fedsurrogate.server_app.runs.reader import read_payloads
-from fedsurrogate.server_app.runs.state import read_json
 from fedsurrogate.server_app.runs.writer import RunWriter, Start, make_manifest
 from fedsurrogate.strategies.base.outcome import Outcome, Points, Site
 from tests.grid import InProcessGrid, run_federation, sites

@@ -109,7 +109,8 @@ def test_noisy_sums_are_refused_beyond_what_noise_makes_likely(which: int, at: i
     with pytest.raises(SurrogateError) as caught:
         _check_noisy(sent(1.001 * high))
     assert str(caught.value) == (
-        f"{name} is {length:.4g}; records and noise give {most:.4g} at most"
+        f"{name} (length {length:.4g}; at most {most:.4g} is possible for this number of records and "
+        "the noise)"
     )
     with pytest.raises(SurrogateError, match="sums without a privacy claim"):
         _check_noisy(replace(sent(0.0), claim=None))

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedsurrogate.client_app.governance.ledger import Ledger, dataset_id
 from fedsurrogate.client_app.governance.policy import IN_FORCE
-from fedsurrogate.server_app.counting import CountingBudget, evaluation_settings, survey_settings
+from fedsurrogate.server_app.counting import counting_budget, evaluation_settings, survey_settings
 from tests.client_app.model_use.hospitals import CLASSES, federation, rows_of_classes, write_images
 from tests.grid import Fault, InProcessGrid, NodeConfig, run_federation
 
@@ -59,7 +59,7 @@ def evaluated(
     **more: Any,
 ) -> tuple[Path, Json]:
     """An evaluation of a run's model at these hospitals: run folder and result."""
-    settings, simulated = evaluation_settings(run, CountingBudget(epsilon, 1e-5))
+    settings, simulated = evaluation_settings(run, counting_budget(epsilon, 1e-5))
     assert not simulated
     folder = counted(home, nodes, settings | more, faults)
     return folder, json.loads((folder / "evaluation.json").read_text())
@@ -69,7 +69,7 @@ def surveyed(
     home: Path, nodes: list[NodeConfig], epsilon: float = 4.0, **more: Any
 ) -> tuple[Path, Json]:
     """A survey of these hospitals: run folder and result."""
-    folder = counted(home, nodes, survey_settings(CLASSES, CountingBudget(epsilon, 1e-5)) | more)
+    folder = counted(home, nodes, survey_settings(CLASSES, counting_budget(epsilon, 1e-5)) | more)
     return folder, json.loads((folder / "survey.json").read_text())
 
 

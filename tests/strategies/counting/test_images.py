@@ -13,11 +13,11 @@ import pytest
 import torch
 from PIL import Image
 
-from fedsurrogate.common.counts import Counts
 from fedsurrogate.common.image_histograms import HISTOGRAMS, Histogram
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.surrogates import Header
-from fedsurrogate.server_app.counting import CountingBudget, survey_settings
+from fedsurrogate.common.wire.surrogate_proto import Counts
+from fedsurrogate.server_app.counting import counting_budget, survey_settings
 from fedsurrogate.strategies.counting.images import images_of_sites
 from tests.samples import Samples
 from tests.strategies.counting.hospitals import counted, entries
@@ -39,7 +39,7 @@ def quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def surveyed(home: Path, nodes: list[Json], epsilon: float = 1.0, **more: Any) -> Json:
-    settings = survey_settings(CLASSES, CountingBudget(epsilon, 1e-5), "all")
+    settings = survey_settings(CLASSES, counting_budget(epsilon, 1e-5), "all")
     folder = counted(home, nodes, settings | more)
     result: Json = json.loads((folder / "survey.json").read_text())
     return result
@@ -152,7 +152,7 @@ def test_another_target_than_classes_is_surveyed_with_its_images(tmp_path: Path)
     node = {"site": "north", "data": "imagefolder", "data-dir": str(folder)}
     places = {key: str(tmp_path / key) for key in ("state-dir", "cache-dir", "check-log-dir")}
     node |= places | {"policy": str(tmp_path / "north.toml"), "target-columns": "edema,mass"}
-    settings = survey_settings((), CountingBudget(8.0, 1e-5), "size,brightness")
+    settings = survey_settings((), counting_budget(8.0, 1e-5), "size,brightness")
     settings |= {"task": "multilabel", "label-columns": "edema,mass"}
     run = counted(tmp_path, [node], settings)
     result = json.loads((run / "survey.json").read_text())

@@ -14,7 +14,7 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from fedsurrogate.client_app.methods.counting import count_decisions
-from fedsurrogate.common.methods.counting import Counted, tables_of
+from fedsurrogate.common.methods.counting import tables_of
 from fedsurrogate.common.privacy.exact_sums import IntegerSum
 from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum, with_noise
 from fedsurrogate.common.privacy.mechanism import Mechanism, NoisySums
@@ -22,6 +22,7 @@ from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.secure_aggregation.protocol import noise_of_site, noise_of_sum, spare_of
 from fedsurrogate.common.secure_aggregation.rules import numbers_of, rules_of, shapes_of
 from fedsurrogate.common.secure_aggregation.secrets import words
+from fedsurrogate.common.terms import Counted
 from fedsurrogate.strategies.counting.results import (
     PooledCounts,
     auroc,

@@ -15,7 +15,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsurrogate.common.counts import Counts
 from fedsurrogate.common.errors import RunError, SurrogateError
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.privacy.mechanism import Mechanism
@@ -25,6 +24,7 @@ from fedsurrogate.common.targets.labels import Labels
 from fedsurrogate.common.targets.number import Number
 from fedsurrogate.common.targets.time import Time
 from fedsurrogate.common.wire.model_proto import save_model
+from fedsurrogate.common.wire.surrogate_proto import Counts
 from fedsurrogate.strategies.base.one_shot import OneShot
 from fedsurrogate.strategies.base.outcome import Site
 from fedsurrogate.strategies.counting.results import (

@@ -14,7 +14,7 @@ from fedsurrogate.client_app.model_use.held_out import Source, held_out
 from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.common.privacy.accounting import gaussian_noise_multiplier
 from fedsurrogate.common.signed_models.signed_model import read_signed_model
-from fedsurrogate.server_app.counting import CountingBudget, evaluation_settings
+from fedsurrogate.server_app.counting import counting_budget, evaluation_settings
 from fedsurrogate.server_app.deployment.local_engine import simulate_here
 from tests.client_app.model_use.hospitals import CLASSES, rows_of_classes
 from tests.grid import Fault, NodeConfig, events_of, metrics_of
@@ -190,7 +190,7 @@ def test_a_simulated_evaluation_shows_the_exact_values_next_to_the_noisy_ones(
     run = simulate_here(
         3, settings | {"epsilon": 8.0, "delta": 1e-5}, lambda event: None, report=False
     )
-    asked, sites = evaluation_settings(run, CountingBudget(8.0, 1e-5))
+    asked, sites = evaluation_settings(run, counting_budget(8.0, 1e-5))
     folder = simulate_here(
         sites,
         asked | {"output-dir": str(tmp_path), "device": "cpu"},

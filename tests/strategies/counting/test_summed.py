@@ -22,7 +22,7 @@ from fedsurrogate.common.secure_aggregation.protocol import site_variances
 from fedsurrogate.common.secure_aggregation.rules import numbers_of, rules_of, shapes_of
 from fedsurrogate.common.secure_aggregation.secrets import words
 from fedsurrogate.server_app.counting import (
-    CountingBudget,
+    counting_budget,
     evaluation_settings,
     survey_settings,
 )
@@ -92,7 +92,7 @@ def test_neither_a_message_nor_a_file_of_the_coordinator_shows_one_hospitals_cou
 ) -> None:
     nodes, run = hospitals
     permit(home, NOISY if epsilon else EXACT + "show-evaluation = true\n")
-    settings, _ = evaluation_settings(run, CountingBudget(epsilon, 1e-5, secure_aggregation=True))
+    settings, _ = evaluation_settings(run, counting_budget(epsilon, 1e-5, secure_aggregation=True))
     grid = InProcessGrid(nodes, run_id=next(NUMBERS))
     folder = run_federation(home, grid, report=True, **settings)
     total = unpack_total((folder / "sum.pb").read_bytes())[2]
@@ -160,7 +160,7 @@ def test_a_survey_training_and_evaluations_of_the_same_hospitals_are_all_exact_s
     the difference.
     """
     nodes = four_hospitals(tmp_path)
-    asked = survey_settings(CLASSES, CountingBudget(0.0, 0.0, secure_aggregation=True)) | {
+    asked = survey_settings(CLASSES, counting_budget(0.0, 0.0, secure_aggregation=True)) | {
         "image-size": 8
     }
     survey = run_federation(tmp_path, nodes, **asked)
@@ -170,7 +170,7 @@ def test_a_survey_training_and_evaluations_of_the_same_hospitals_are_all_exact_s
     surveyed_records = json.loads((survey / "survey.json").read_text())["classes"]
     assert [row["value"] for row in surveyed_records.values()] == counts
     for _ in range(2):
-        asked, _ = evaluation_settings(run, CountingBudget(0.0, 0.0, secure_aggregation=True))
+        asked, _ = evaluation_settings(run, counting_budget(0.0, 0.0, secure_aggregation=True))
         result = json.loads(
             (run_federation(tmp_path, nodes, **asked) / "evaluation.json").read_text()
         )
@@ -183,7 +183,7 @@ def test_a_difference_of_evaluations_shows_neither_a_hospital_nor_a_held_out_rec
     nodes = four_hospitals(tmp_path)
     training = {"fedpft.covariance": "gram", "classes": ",".join(CLASSES), "image-size": 8} | SUMMED
     run = run_federation(tmp_path, nodes, **training)
-    asked, _ = evaluation_settings(run, CountingBudget(0.0, 0.0, secure_aggregation=True))
+    asked, _ = evaluation_settings(run, counting_budget(0.0, 0.0, secure_aggregation=True))
     with pytest.raises(RunError, match="nothing was revealed"):
         run_federation(tmp_path, nodes[:3], **asked)
     assert "with other sites" in log_of(nodes[0])
@@ -245,7 +245,7 @@ def test_a_hospital_that_requires_secure_aggregation_now_takes_part(tmp_path: Pa
         **SUMMED,
     )
     for secure_aggregation in (True, False):
-        asked, _ = evaluation_settings(run, CountingBudget(0.0, 0.0, secure_aggregation))
+        asked, _ = evaluation_settings(run, counting_budget(0.0, 0.0, secure_aggregation))
         if secure_aggregation:
             assert (run_federation(tmp_path, nodes, **asked) / "evaluation.json").is_file()
             continue

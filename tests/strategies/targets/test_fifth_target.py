@@ -18,10 +18,9 @@ from fedsurrogate.common.models.classifiers import target_of_model
 from fedsurrogate.common.settings import Settings
 from fedsurrogate.common.targets.number import Number
 from fedsurrogate.common.targets.registry import TARGETS
-from fedsurrogate.common.targets.target import Facts, Kind, Target
+from fedsurrogate.common.targets.target import Answering, Facts, Kind, Target
 from fedsurrogate.strategies.targets import strategy
 from fedsurrogate.strategies.targets.number import number_head
-from fedsurrogate.strategies.targets.strategy import Answering
 from fedsurrogate.strategies.targets.sums import CodedSums
 
 
@@ -70,7 +69,7 @@ def head(sums: CodedSums, target: Target) -> Answering:
     assert isinstance(target, Events)
     low, high = zip(*target.ranges, strict=True)
     found = number_head(sums, low, high)
-    return Answering(target.outputs, found.weight, found.bias, {}, {})
+    return Answering(target.outputs, found.weight, found.bias)
 
 
 @pytest.fixture

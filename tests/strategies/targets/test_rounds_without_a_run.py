@@ -160,7 +160,9 @@ def test_a_charged_round_is_not_asked_for_twice(private: bool) -> None:
 def test_a_run_that_begins_again_looks_for_a_charged_round(monkeypatch: pytest.MonkeyPatch) -> None:
     run = parse_run(TIME | PRIVATE)
     training = Training(run, ROWS, "f", 4, {}, {})
-    monkeypatch.setattr(class_means.Rounds, "_begin", lambda self, grid, deadline: training)
+    monkeypatch.setattr(
+        class_means.RoundsOfParameters, "_begin", lambda self, grid, deadline: training
+    )
     strategy = TargetRounds(run, Kept())
     grid: Any = object()
     assert strategy._begin(grid, 1.0) is training
