@@ -419,9 +419,8 @@ def _attack(
         return None, generator_scores(generator_of(run, node, own), features, labels), []
     payload = _release(run, node, own)
     if run.target is not None:
-        sums, values = unpack_parameters(payload), train.values
-        assert values is not None
-        return sums, coded_scores(sums, run.target, features, values[sample]), []
+        sums = unpack_parameters(payload)
+        return sums, coded_scores(sums, run.target, features, train.targets()[sample]), []
     surrogate = run.plan.combination.makes_surrogates
     sent = unpack_surrogate(payload) if surrogate else unpack_parameters(payload)
     features, classes = in_frame(features, sent.header.frame), own.classes

@@ -342,6 +342,12 @@ class LabelledFeatures:
     folder: Path | None = None
     values: Tensor | None = None
 
+    def targets(self) -> Tensor:
+        """The values, (n, k). Raises DataError without them."""
+        if self.values is None:
+            raise DataError("the records have no values of the run's target")
+        return self.values
+
 
 @dataclass(frozen=True)
 class SiteFeatures:

@@ -237,9 +237,8 @@ def _of_target(model: Head, run: Run, node: NodeConfig) -> Info:
     for dataset, _ in whole(run.settings, run.target, node.num_partitions):
         features = dataset_features(dataset, run.settings, node, policy_of(node).cache_mib)
         test = usable(dataset, features, (~dataset.is_train).nonzero().flatten(), run.power)
-        assert test.values is not None
         scores.append(model.scores(test.features))
-        values.append(test.values)
+        values.append(test.targets())
         reports.append(dataset.report.facts())
     sums = measured(model.target, model.header.classes, torch.cat(scores), torch.cat(values))
     return {METRIC_VALUES: packed(sums), DATA: json.dumps(reports)}

@@ -321,11 +321,10 @@ class Job(SiteRequest):
 
     def _coded_data(self, target: Target, frame: bytes) -> tuple[Tensor, Tensor]:
         train, least = self.found.train, self.limits.smallest_class
-        if train.values is None:
-            raise DataError("the training records have no values of the run's target")
-        features, code, why = train.features, target.code(train.values), ""
+        features, values, why = train.features, train.targets(), ""
+        code = target.code(values)
         if not self.run.private:
-            code = target.code(target.of_site(train.values, self.site))
+            code = target.code(target.of_site(values, self.site))
             code, why = target.large_enough(code, least, self.run.settings.secure_aggregation)
             if len(code) < max(1, least):
                 if not self.run.hides_sites:

@@ -19,8 +19,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -51,7 +50,7 @@ from fedsurrogate.common.wire.model_proto import pack_parameters
 from fedsurrogate.common.wire.surrogate_proto import centre_digest, unpack_map
 
 from ..features.extraction import clipped_features, forget
-from ..features.site_features import LabelledFeatures, frame_of, framed
+from ..features.site_features import frame_of, framed
 from .job import Job, MethodOutput, SiteStatistic
 
 # Number of records that are in memory in double precision at a time.
@@ -191,19 +190,6 @@ def message(job: Job) -> MethodOutput:
 log = logging.getLogger("fedsurrogate.site")
 
 
-@dataclass(frozen=True)
-class CodedRecords:
-    """Records of a site with the code of their target.
-
-    Attributes:
-        features: (n, d).
-        code: (n, q), float64.
-    """
-
-    features: Tensor
-    code: Tensor
-
-
 def coded_moments(job: Job) -> SiteStatistic:
     """This site's coded sums: exact ones around its own mean, or around zero in secure aggregation, which has
     a public map that is applied to the features first; or for noise.
@@ -214,40 +200,33 @@ def coded_moments(job: Job) -> SiteStatistic:
     Raises:
         DataError: without noise, for a site with fewer records than its policy demands.
     """
-    target, least, summed = (
-        job.run.target,
-        job.limits.smallest_class,
-        job.run.settings.secure_aggregation,
-    )
+    target, summed = job.run.target, job.run.settings.secure_aggregation
     assert target is not None
     public = job.agreed(unpack_map(job.payload or b"")) if summed else PublicMap()
     if job.run.mechanism is not None:
         return bounded_sums(job, target, public)
-    own, frame, centre = _released(job, target), job.public_frame, None
+    frame, centre = job.public_frame if summed else b"", None
+    features, code = job.training_data((), frame)
     if summed:
-        # A refusal would show that this site has few records, so it adds zeros.
-        kept = len(own.features) * (len(own.features) >= least)
-        features = public.apply(in_frame(own.features, frame))
-        own = CodedRecords(features[:kept], own.code[:kept])
+        features = public.apply(features)
     else:
-        own, frame = _in_frame(own, job.found.train.folder)
-        if len(own.features) < max(1, least):
-            raise DataError(
-                f"{len(own.features)} training records with a target; the policy's smallest-class "
-                f"is {least}"
-            )
-        centre = _total(own.features) / len(own.features)
-    sums = exact_sums(own, centre)
+        # A frame of this site's own says more of its columns than public ranges do.
+        if (own := frame_of(features)) is not None:
+            frame = own.packed()
+            features = framed(features, frame, job.found.train.folder)
+        centre = _total(features) / len(features)
+    sums = exact_sums(features, code, centre)
     if summed and target.blocks:
         sums = in_block(sums, target.block(job.site), target.blocks)
-    return job.exact(sums, frame, len(own.features))
+    return job.exact(sums, frame, len(features))
 
 
-def exact_sums(own: CodedRecords, centre: Tensor | None) -> dict[str, Tensor]:
+def exact_sums(features: Tensor, code: Tensor, centre: Tensor | None) -> dict[str, Tensor]:
     """The sums of records, float64.
 
     Args:
-        own: the records.
+        features: of the records, (n, d).
+        code: of their target, (n, q), float64.
         centre: from which features are measured in `sums` and `squares`, and the mean of the code
             in `products`, (d,); None for zero.
 
@@ -255,7 +234,6 @@ def exact_sums(own: CodedRecords, centre: Tensor | None) -> dict[str, Tensor]:
         By statistic: records (1,), totals (d,), code (q,), sums (q, d), and squares and products
         folded.
     """
-    features, code = own.features, own.code
     count, dimension = len(features), features.shape[1]
     around = torch.zeros(dimension, dtype=torch.float64) if centre is None else centre
     sums = torch.zeros(code.shape[1], dimension, dtype=torch.float64)
@@ -299,37 +277,6 @@ def _total(features: Tensor) -> Tensor:
     return total
 
 
-def _released(job: Job, target: Target) -> CodedRecords:
-    """The records whose exact sums may leave, and of their code what may.
-
-    Raises:
-        DataError: for a target of which no exact sum of this site may leave.
-    """
-    train, values = job.found.train, target.of_site(values_of(job.found.train), job.site)
-    code, why = target.large_enough(
-        target.code(values), job.limits.smallest_class, job.run.settings.secure_aggregation
-    )
-    if why and not job.run.settings.secure_aggregation:
-        log.warning("%s", why)
-    return CodedRecords(train.features.float(), code)
-
-
-def _in_frame(own: CodedRecords, folder: Path | None) -> tuple[CodedRecords, bytes]:
-    """The records with their features in a frame of this site's own, which says more of its columns
-    than public ranges do; and that frame, empty where columns need none.
-    """
-    found = frame_of(own.features)
-    frame = b"" if found is None else found.packed()
-    return replace(own, features=framed(own.features, frame, folder)), frame
-
-
-def values_of(records: LabelledFeatures) -> Tensor:
-    """The values of records, (n, k). Raises DataError without them."""
-    if records.values is None:
-        raise DataError("the records have no values of the run's target")
-    return records.values
-
-
 def bounded_sums(job: Job, target: Target, public: PublicMap) -> SiteStatistic:
     """Sums of features that are clipped, without the noise: those that a round of the run has.
 
@@ -346,7 +293,7 @@ def bounded_sums(job: Job, target: Target, public: PublicMap) -> SiteStatistic:
     claim = job.mechanism(plan.subtracted(columns, digest) if once else digest)
     assert claim is not None
     features, weights, done = clipped(job, claim, public)
-    code = target.code(values_of(job.found.train))
+    code = target.code(job.found.train.targets())
     bounds = {name: bound for name, (_, bound) in claim.noise.items() if name in job.names}
     made = coded_statistics(features, code, weights, bounds, *done)
     sums = {each.name: each for each in made}
@@ -366,11 +313,10 @@ def residual_sums(job: Job) -> SiteStatistic:
     """
     if job.run.mechanism is not None:
         return bounded_sums(job, _target(job), PublicMap())
-    own = _exact(job)
-    count = len(own.features)
-    centred = count and not job.run.settings.secure_aggregation
-    sums = exact_sums(own, own.features.double().mean(0) if centred else None)
-    return job.exact(sums, job.public_frame, count)
+    features, code = _exact(job)
+    centred = len(features) and not job.run.settings.secure_aggregation
+    sums = exact_sums(features, code, features.double().mean(0) if centred else None)
+    return job.exact(sums, job.public_frame, len(features))
 
 
 def time_of(target: Target | None) -> Time:
@@ -389,7 +335,7 @@ def large_cells(job: Job, target: Time) -> tuple[Tensor, Tensor]:
         DataError: where fewer have an event, or all together, than the policy asks for. In secure
             aggregation nothing may show that, so none are left there.
     """
-    cells = target.cells(values_of(job.found.train))
+    cells = target.cells(job.found.train.targets())
     counts = torch.bincount(cells, minlength=2 * target.bins + 1)
     places = torch.arange(len(counts))
     least = max(job.limits.smallest_class, job.limits.smallest_cell)
@@ -433,17 +379,16 @@ def merged_code(target: Time, values: Tensor, places: Tensor) -> Tensor:
     return torch.zeros_like(code).index_add_(1, places, code)
 
 
-def _exact(job: Job) -> CodedRecords:
+def _exact(job: Job) -> tuple[Tensor, Tensor]:
     """The records whose exact sums may leave, with their code in this round."""
     target = time_of(job.run.target)
     kept, places = large_cells(job, target)
-    values = values_of(job.found.train)[kept]
+    values = job.found.train.targets()[kept]
     features = in_frame(job.found.train.features[kept].float(), job.public_frame)
     if _counts(job.round, job.run.planned_rounds):
-        return CodedRecords(features, merged_code(target, values, places))
-    return CodedRecords(
-        features, scored(target, _received(job.received_model(), target)[places]).code(values)
-    )
+        return features, merged_code(target, values, places)
+    now = scored(target, _received(job.received_model(), target)[places])
+    return features, now.code(values)
 
 
 def _target(job: Job) -> Target:
