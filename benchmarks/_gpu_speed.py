@@ -32,6 +32,7 @@ from benchmarks._gpu_rows import (
     wait,
 )
 from fedsurrogate.client_app.methods.dp.record_gradients import (
+    NoisyMeans,
     PrivateGradient,
     clipped_sum,
     clipped_sums,
@@ -454,7 +455,7 @@ def private_generator(clock: Clock, sizes: Sizes) -> Iterator[Row]:
 
     def step() -> object:
         if noisy:
-            return private_gradient(trainer, x, labels, 0.1, 2.0, BATCH)
+            return private_gradient(trainer, NoisyMeans(0.1, 2.0, BATCH), x, labels)
         return clipped_sums(
             trainer.modules, trainer.losses, (x, labels, trainer.noise(BATCH).to(x)), 0.1
         )

@@ -7,6 +7,7 @@ So this module imports only Flower at first, and `_answer` catches every excepti
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 from flwr.app import ConfigRecord, ConfigRecordValues, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -19,60 +20,18 @@ _own_settings: str | None = None
 """The node-config of this process's own start; None where a run simulates sites."""
 # In characters.
 LONGEST_REASON = 1000
-
-
-@app.train()
-def train(message: Message, context: Context) -> Message:
-    """Make this site's surrogate."""
-    return _answer(message, context, "surrogate")
-
-
-@app.evaluate()
-def evaluate(message: Message, context: Context) -> Message:
-    """Evaluate the model on this site's own test split."""
-    return _answer(message, context, "evaluation")
-
-
-@app.query("compare")
-def query(message: Message, context: Context) -> Message:
-    """In a simulation, evaluate the model on all test data and compare it with baselines."""
-    return _answer(message, context, "comparison")
-
-
-@app.query("name")
-def name(message: Message, context: Context) -> Message:
-    """Report the site's name only."""
-    return _answer(message, context, "name")
-
-
-@app.query("hello")
-def hello(message: Message, context: Context) -> Message:
-    """Report the site's name, and the fingerprint and dimension that a model must match."""
-    return _answer(message, context, "identification")
-
-
-@app.query("sum_shares")
-def sum_shares(message: Message, context: Context) -> Message:
-    """Share this site's secrets of secure aggregation among its sites."""
-    return _answer(message, context, "sum-shares")
-
-
-@app.query("sum_list")
-def sum_list(message: Message, context: Context) -> Message:
-    """Sign the list of the sites in secure aggregation."""
-    return _answer(message, context, "sum-list")
-
-
-@app.query("sum_open")
-def sum_open(message: Message, context: Context) -> Message:
-    """Reveal the shares that complete secure aggregation."""
-    return _answer(message, context, "sum-open")
-
-
-@app.query("head")
-def head(message: Message, context: Context) -> Message:
-    """Release the head that this site trained in a chain."""
-    return _answer(message, context, "head")
+# What a message of each kind asks for; the models of a comparison are evaluated in simulations alone.
+WORK_OF = {
+    "train": "surrogate",
+    "evaluate": "evaluation",
+    "query.compare": "comparison",
+    "query.name": "name",
+    "query.hello": "identification",
+    "query.sum_shares": "sum-shares",
+    "query.sum_list": "sum-list",
+    "query.sum_open": "sum-open",
+    "query.head": "head",
+}
 
 
 def app_at_site(settings: str) -> ClientApp:
@@ -86,7 +45,7 @@ def app_at_site(settings: str) -> ClientApp:
     return app
 
 
-def _answer(message: Message, context: Context, work: str) -> Message:
+def _answer(work: str, message: Message, context: Context) -> Message:
     """Do the work; on a failure report only a code to the coordinator, and write the details to
     this site's own log.
     """
@@ -134,3 +93,9 @@ def _reason(error: BaseException, context: Context) -> dict[str, ConfigRecordVal
         return {"reason": text[:LONGEST_REASON]} if text else {}
     except Exception:
         return {}
+
+
+for kind, work in WORK_OF.items():
+    category, _, action = kind.partition(".")
+    register = app.query(action) if action else getattr(app, category)()
+    register(partial(_answer, work))

@@ -30,6 +30,7 @@ from fedsurrogate.common.security.sealing import public_key
 from fedsurrogate.common.wire.records import from_record, pack_bundle, to_record
 
 from ..audit.output import check_attacks
+from ..clientapp import WORK_OF
 from ..governance.entries import Release
 from ..governance.gate import open_gate
 from ..governance.ledger import Ledger, own_ledger
@@ -37,7 +38,7 @@ from ..governance.release import charge_and_release, prepare
 from ..methods.job import SiteRequest
 from ..node_config import NodeConfig
 from ..own_files import told_as
-from ..requests import LARGEST_MODEL, WORK, answer
+from ..requests import LARGEST_MODEL, answer
 from .keys import coordinator_key, key_name, private_key
 
 
@@ -121,7 +122,6 @@ def _facts(release: Release) -> dict[str, Any]:
 
 # Every file of another kind begins otherwise: the first field of a message file is its manifest.
 MAGIC = b"\x0a"
-KINDS = {"train": "surrogate", "evaluate": "evaluation", "query.hello": "identification"}
 
 
 def is_message(file: Path) -> bool:
@@ -210,8 +210,8 @@ def _begin(mark: Path, node: NodeConfig, request: MessageRequest) -> None:
 
 
 def _answered(request: MessageRequest, asked: str, node: NodeConfig, site: str) -> MessageReply:
-    work = KINDS.get(request.kind, request.kind.removeprefix("query.").replace("_", "-"))
-    if work not in WORK or work == "comparison":
+    work = WORK_OF.get(request.kind, "")
+    if not work or work == "comparison":
         raise ConfigError(
             f"a request of kind {request.kind[:40]!r}, which this site does not answer"
         )

@@ -42,7 +42,7 @@ from fedsurrogate.common.surrogates.class_sums import class_sums
 from fedsurrogate.common.wire.model_proto import pack_parameters
 
 from ...features.site_features import site_device
-from ..dp.record_gradients import Units, clipped_sums, noisy_mean
+from ..dp.record_gradients import NoisyMeans, Units, clipped_sums
 from ..job import Job, MethodOutput, SiteStatistic
 from ..local_training import batches
 
@@ -199,33 +199,23 @@ def _unreal(judge: nn.Module, embeddings: Tensor, kinds: Tensor, real: float) ->
 
 def private_gradient(
     trainer: Trainer,
+    means: NoisyMeans,
     embeddings: Tensor,
     labels: Tensor,
-    clip: float,
-    noise_multiplier: float,
-    expected: float,
     weights: Tensor | None = None,
-) -> tuple[dict[str, Tensor], int, float]:
-    """The noisy mean of clipped gradients, see `noisy_mean`.
+) -> dict[str, Tensor]:
+    """The noisy mean of clipped gradients, by parameter.
 
     Args:
-        trainer: computes the losses.
-        embeddings: (n, d), of mean square one.
+        trainer: whose losses are taken.
+        means: adds the noise.
+        embeddings: of the records drawn, (n, d).
         labels: indices of classes, (n,).
-        clip: largest norm of one record's gradient, over all parameters.
-        noise_multiplier: standard deviation of the noise over the clip.
-        expected: divisor of the sum, a public number.
-        weights: of the records, (n,), see `units.Units`; None for one.
-
-    Returns:
-        The noisy sum of clipped gradients over `expected`, by name; the number of clipped ones; the
-        signal-to-noise ratio.
+        weights: of the records, (n,), see `Units`; None for one.
     """
     inputs = embeddings, labels, trainer.noise(len(labels)).to(embeddings)
-    total, cut = clipped_sums(trainer.modules, trainer.losses, inputs, clip, weights)
-    like = dict(trainer.modules.named_parameters())
-    mean, signal = noisy_mean(total, like, clip, noise_multiplier, expected)
-    return mean, cut, signal
+    total, cut = clipped_sums(trainer.modules, trainer.losses, inputs, means.clip, weights)
+    return means.mean(total, dict(trainer.modules.named_parameters()), cut, len(labels))
 
 
 def exact_gradient(trainer: Trainer, embeddings: Tensor, labels: Tensor) -> dict[str, Tensor]:
@@ -455,27 +445,12 @@ def _train_privately(
     embeddings, labels, units = data
     records = float(counts.clamp_min(0).sum())
     expected = max(1.0, settings.sample_rate * records if records else settings.batch_size)
-    clipped = drawn = 0
-    signal: list[float] = []
+    means = NoisyMeans(claim.clip, claim.noise_multiplier, expected)
     for _ in range(settings.private_steps):
         rows, weights = units.sample(settings.sample_rate)
         rows = rows.to(labels.device)
-        mean, cut, ratio = private_gradient(
-            trainer,
-            embeddings[rows],
-            labels[rows],
-            claim.clip,
-            claim.noise_multiplier,
-            expected,
-            weights,
-        )
-        trainer.step(mean)
-        clipped, drawn = clipped + cut, drawn + len(rows)
-        signal.append(ratio)
-    return {
-        "clip-fraction": clipped / max(1, drawn),
-        "signal-to-noise-gradients": sum(signal) / len(signal),
-    }
+        trainer.step(private_gradient(trainer, means, embeddings[rows], labels[rows], weights))
+    return means.facts()
 
 
 def _file(state: Path, round: int) -> Path:

@@ -604,32 +604,24 @@ def synthesise(
     return LandscapeRecords(values.detach(), begin.labels, begin.weights), synthesis
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """What a method of this family does. The default is FedLAP.
-
-    Attributes:
-        statistic: what synthetic records match.
-        starts: makes `Matching.start` for a round.
-        searches: whether the site looks for the effective radius; otherwise it reports the run's
-            trust radius.
-    """
-
-    statistic: Statistic = GRADIENT
-    starts: Callable[[Job], Callable[[Tensors], Tensors]] = lambda job: dict
-    searches: bool = True
-
-
-def approximate(job: Job, recipe: Recipe = Recipe()) -> MethodOutput:
+def approximate(
+    job: Job,
+    statistic: Statistic = GRADIENT,
+    start: Callable[[Tensors], Tensors] = dict,
+    searches: bool = True,
+) -> MethodOutput:
     """Make this round's synthetic records: FedLAP or, with a privacy budget, FedLAP-DP; other
-    methods by their recipe.
+    methods by what they match and where.
 
     With a budget a round uses the records only through private gradients. The steps of the images
     use nothing else; the labels are all classes of the run, and the radius is the run's setting.
 
     Args:
         job: the request, with the model.
-        recipe: of the method.
+        statistic: what synthetic records match.
+        start: as in `Matching`.
+        searches: whether the site looks for the effective radius; otherwise it reports the run's
+            trust radius.
 
     Raises:
         DataError: if no training record is left.
@@ -652,7 +644,7 @@ def approximate(job: Job, recipe: Recipe = Recipe()) -> MethodOutput:
         settings.augment, stream(run.settings.seed, "fedlap", job.site, job.round, "augment")
     )
     batches = stream(run.settings.seed, "fedlap", job.site, job.round)
-    looks: RealStatistic = Batches(body, real, settings.batch_size, batches, recipe.statistic)
+    looks: RealStatistic = Batches(body, real, settings.batch_size, batches, statistic)
     if claim is not None:
         expected = settings.batch_size or 1
         units = Units.of(job.training_units(classes), len(labels))
@@ -660,10 +652,10 @@ def approximate(job: Job, recipe: Recipe = Recipe()) -> MethodOutput:
             body, real, claim.clip, claim.noise_multiplier, settings.sample_rate, expected, units
         )
     rate = settings.rate(job.round, run.rounds)
-    matching = Matching(settings, rate, settings.mse(private), recipe.statistic, recipe.starts(job))
+    matching = Matching(settings, rate, settings.mse(private), statistic, start)
     made, synthesis = synthesise(body, model, begin, looks, matching, changes)
     began = time.perf_counter()
-    searches = recipe.searches and not private
+    searches = searches and not private
     radius = _radius(job, body, model, made, real, synthesis) if searches else settings.trust_radius
     synthesis.seconds["radius-search"] = time.perf_counter() - began
     values = made.values.flatten(1).cpu().clamp(-LARGEST_VALUE, LARGEST_VALUE)
@@ -799,7 +791,7 @@ def dsc(job: Job) -> MethodOutput:
     models: here all gradients are those at one model, and later rounds go on at the model that was
     learned.
     """
-    return approximate(job, Recipe(CLASS_GRADIENTS, searches=False))
+    return approximate(job, CLASS_GRADIENTS, searches=False)
 
 
 def feddm(job: Job) -> MethodOutput:
@@ -818,11 +810,11 @@ def feddm(job: Job) -> MethodOutput:
     is nearly always rho.
     """
 
-    def starts(job: Job) -> Callable[[Tensors], Tensors]:
-        generator = stream(job.run.settings.seed, "feddm", job.site, job.round)
-        return lambda model: perturbed(model, job.run.settings.fedlap.trust_radius, generator)
-
-    return approximate(job, Recipe(CLASS_MEANS, starts, searches=False))
+    generator = stream(job.run.settings.seed, "feddm", job.site, job.round)
+    radius = job.run.settings.fedlap.trust_radius
+    return approximate(
+        job, CLASS_MEANS, lambda model: perturbed(model, radius, generator), searches=False
+    )
 
 
 def psg(job: Job) -> MethodOutput:
@@ -837,11 +829,8 @@ def psg(job: Job) -> MethodOutput:
     Source: Chen et al. 2022, algorithm 1. Noise and accounting are those of FedLAP-DP.
     """
 
-    def starts(job: Job) -> Callable[[Tensors], Tensors]:
-        generator = stream(job.run.settings.seed, "psg", job.site, job.round)
-        return lambda model: _fresh(job, model, generator)
-
-    return approximate(job, Recipe(starts=starts, searches=False))
+    generator = stream(job.run.settings.seed, "psg", job.site, job.round)
+    return approximate(job, start=lambda model: _fresh(job, model, generator), searches=False)
 
 
 def perturbed(model: Tensors, radius: float, generator: torch.Generator) -> dict[str, Tensor]:
