@@ -6,15 +6,13 @@ So this module imports only Flower at first, and `_answer` catches every excepti
 
 from __future__ import annotations
 
-import logging
 from functools import partial
 
 from flwr.app import ConfigRecord, ConfigRecordValues, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedsurrogate.common.errors import FedSurrogateError
+from fedsurrogate.common.errors import LOG, FedSurrogateError
 
-log = logging.getLogger("fedsurrogate.site")
 app = ClientApp()
 _own_settings: str | None = None
 """The node-config of this process's own start; None where a run simulates sites."""
@@ -61,14 +59,14 @@ def _answer(work: str, message: Message, context: Context) -> Message:
             reported["site"] = site
             return Message(answer(work, message.content, *run, node, site), reply_to=message)
     except FedSurrogateError as error:
-        log.error("%s: %s", error.code, error)
+        LOG.error("%s: %s", error.code, error)
         reported |= {"status": error.code, **_reason(error, context)}
     except KeyboardInterrupt:
         raise
     except BaseException as error:
         # Not only Exception: libraries call sys.exit, and a panic in a Rust library is a
         # BaseException.
-        log.exception("unexpected failure")
+        LOG.exception("unexpected failure")
         reported |= _reason(error, context)
     return Message(RecordDict({"info": ConfigRecord(reported)}), reply_to=message)
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from filelock import FileLock
 
 from fedsurrogate.common.errors import (
+    LOG,
     ConfigError,
     DataError,
     DisputeError,
@@ -127,8 +128,6 @@ BEFORE_ROUNDS = 0
 
 Answer = tuple[bytes | None, Info]
 
-log = logging.getLogger("fedsurrogate.site")
-
 
 def identify_site(
     stated: Mapping[str, Scalar],
@@ -211,7 +210,7 @@ def answer(
         except DisputeError as error:
             # Places in the coordinator's own key list say whom this site does not accept; no text
             # leaves.
-            log.error("%s: %s", error.code, error)
+            LOG.error("%s: %s", error.code, error)
             return to_record(
                 None, {"status": error.code, DISPUTED: list(error.places), "site": site}
             )
@@ -277,7 +276,7 @@ def _staged(keep: Mapping[Path, bytes], must_keep: bool) -> dict[Path, Path]:
                 raise LedgerError(
                     f"{file} cannot be written ({error}), and the next round needs it"
                 ) from None
-            log.error("%s cannot be written (%s); the next round begins from noise", file, error)
+            LOG.error("%s cannot be written (%s); the next round begins from noise", file, error)
     return staged
 
 
@@ -367,7 +366,7 @@ def _evaluation(request: SiteRequest, gate: Gate) -> Answer:
     if silent:
         return None, {}
     if run.target is None:
-        log.info(
+        LOG.info(
             "the model of run %s classifies %s of %s test records of this site correctly",
             run.digest,
             reported["correct"],
@@ -419,7 +418,7 @@ def _open_log(node: NodeConfig) -> None:
         node.state.mkdir(parents=True, exist_ok=True)
         if any(
             isinstance(h, RotatingFileHandler) and h.baseFilename == str(path.absolute())
-            for h in log.handlers
+            for h in LOG.handlers
         ):
             return
         # Names of files may hold bytes that are no text.
@@ -431,8 +430,8 @@ def _open_log(node: NodeConfig) -> None:
             "state-dir", node.state, error.strerror or type(error).__name__
         ) from None
     handler.setFormatter(TextLines("%(asctime)s %(levelname)s %(message)s"))
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)
+    LOG.addHandler(handler)
+    LOG.setLevel(logging.INFO)
 
 
 WORK: dict[str, Callable[[SiteRequest, Gate], Answer]] = {

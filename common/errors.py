@@ -1,13 +1,16 @@
 """Upper limits of received values; expected errors, and the fixed sentences about them that may
-leave a site.
+leave a site; and the log in which a site keeps the others.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from collections.abc import Sequence
 
+# What a site logs stays there: it may name files and records.
+LOG = logging.getLogger("fedsurrogate.site")
 # Largest number of records of one class at a site. A larger count could only serve to get more
 # weight.
 LARGEST_COUNT = 100_000_000

@@ -16,17 +16,7 @@ from filelock import FileLock
 
 from fedsurrogate.common.errors import ConfigError, DataError, PolicyError
 from fedsurrogate.common.files import kept_secret, replace_file
-from fedsurrogate.common.pages.svg import (
-    BLUE,
-    FAINT,
-    LINE,
-    make_axes,
-    page_head,
-    render,
-    render_page,
-    trusted,
-    undrawn,
-)
+from fedsurrogate.common.pages import svg
 from fedsurrogate.common.run import Run
 
 from ..datasets.partition import share
@@ -38,7 +28,7 @@ from ..own_files import told_as
 from .release_audit import FEWEST, ReleaseAudit, audit_release
 
 PAGE = (
-    page_head("Audit · {{ a.method }}")
+    svg.page_head("Audit · {{ a.method }}")
     + """\
 <style>
 .grid section.card { margin-top: 0; } .grid + .banner { margin-top: 20px; }
@@ -104,23 +94,29 @@ def page_of(audit: ReleaseAudit, broken: str = "", pictures: Sequence[bytes] = (
         pictures: PNG files of the records that stand out, in their order.
     """
     faces = [base64.b64encode(content).decode() for content in pictures]
-    curve = trusted(render("audit-curve", 3.4, lambda figure: _draw(figure, audit)))
-    values = {"a": audit, "broken": broken, "faces": faces, "curve": curve, "undrawn": undrawn()}
-    return render_page(PAGE, values)
+    curve = svg.trusted(svg.render("audit-curve", 3.4, lambda figure: _draw(figure, audit)))
+    values = {
+        "a": audit,
+        "broken": broken,
+        "faces": faces,
+        "curve": curve,
+        "undrawn": svg.undrawn(),
+    }
+    return svg.render_page(PAGE, values)
 
 
 def _draw(figure: Any, audit: ReleaseAudit) -> None:
-    axes = make_axes(figure, left=0.72, right=0.3, top=0.15, bottom=0.55)
+    axes = svg.make_axes(figure, left=0.72, right=0.3, top=0.15, bottom=0.55)
     false, true = zip(*audit.attack.curve, strict=True)
-    axes.plot([1e-4, 1], [1e-4, 1], color=LINE, linewidth=1, linestyle=(0, (4, 4)))
-    axes.plot(false, [max(rate, 1e-4) for rate in true], color=BLUE, linewidth=1.8)
+    axes.plot([1e-4, 1], [1e-4, 1], color=svg.LINE, linewidth=1, linestyle=(0, (4, 4)))
+    axes.plot(false, [max(rate, 1e-4) for rate in true], color=svg.BLUE, linewidth=1.8)
     axes.set(xscale="log", yscale="log", xlim=(1e-4, 1), ylim=(1e-4, 1.1))
     ticks = {1e-4: "0.01 %", 1e-3: "0.1 %", 1e-2: "1 %", 1e-1: "10 %", 1.0: "100 %"}
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_ticks(list(ticks), ticks.values())
         axis.set_ticks([], minor=True)
     axes.set(xlabel="false positive rate", ylabel="true positive rate")
-    axes.grid(color=FAINT, linewidth=0.8)
+    axes.grid(color=svg.FAINT, linewidth=0.8)
 
 
 SECRET_BYTES = 32

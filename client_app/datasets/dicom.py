@@ -5,7 +5,6 @@ read on demand.
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,20 +13,12 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from fedsurrogate.common.errors import DataError
+from fedsurrogate.common.errors import LOG, DataError
 from fedsurrogate.common.extras import DECODERS, install_command, needed_for
 from fedsurrogate.common.identity import normal
 
 from ..node_config import Frames
-from .dicom_files import (
-    DICOM,
-    LARGEST_PIXELS,
-    encoding_of,
-    open_place,
-    plugins_for,
-    read_header,
-    without_warnings,
-)
+from . import dicom_files
 from .image_facts import of_dicom
 from .image_folders import files_below, folder_bags, in_class_folders, note_depth, table_of
 from .images import remembered, same_files
@@ -89,7 +80,7 @@ def opened(
     return Records(
         [""] * len(paths),
         key,
-        opener=partial(open_place, places),
+        opener=partial(dicom_files.open_place, places),
         describe=partial(of_dicom, places),
         same=partial(remembered, key, partial(same_files, paths)),
         place=lambda i: str(paths[i]),
@@ -116,7 +107,7 @@ def each_frame(records: Records, images: Sequence[DicomImage]) -> Records:
     every = Records(
         [""] * len(places),
         _key(whole, owners),
-        opener=partial(open_place, places),
+        opener=partial(dicom_files.open_place, places),
         describe=partial(of_dicom, places),
         place=lambda i: f"{places[i][0]} (image {places[i][1] + 1})",
     )
@@ -135,7 +126,6 @@ def _key(records: Records, rows: Sequence[int]) -> str:
     return hashlib.sha256(repr((records.key, rows)).encode()).hexdigest()
 
 
-LOG = logging.getLogger("fedsurrogate.site")
 # Columns by which a table may identify images, the most specific first.
 KEYS = ("path", "SOPInstanceUID", "StudyInstanceUID", "AccessionNumber", "PatientID")
 OF_ONE_IMAGE = KEYS[:2]
@@ -344,10 +334,10 @@ def scan_images(root: Path, files: Sequence[Path], left: LeftOut) -> list[DicomI
     Raises:
         DataError: without any image.
     """
-    with needed_for(DICOM):
+    with needed_for(dicom_files.DICOM):
         from pydicom.errors import InvalidDicomError
 
-    without_warnings()
+    dicom_files.without_warnings()
     images: list[DicomImage] = []
     foreign = without = 0
     broken: list[str] = []
@@ -381,12 +371,12 @@ def scan_images(root: Path, files: Sequence[Path], left: LeftOut) -> list[DicomI
 
 def _read_header(root: Path, file: Path) -> DicomImage | None:
     with open_regular(file) as stream:
-        header = read_header(stream, TAGS, encoding_of(stream))
+        header = dicom_files.read_header(stream, TAGS, dicom_files.encoding_of(stream))
     if "Rows" not in header:
         return None
-    if header.Rows * header.Columns > LARGEST_PIXELS:
+    if header.Rows * header.Columns > dicom_files.LARGEST_PIXELS:
         raise DataError(
-            f"{header.Columns} x {header.Rows} pixels, more than the limit of {LARGEST_PIXELS}"
+            f"{header.Columns} x {header.Rows} pixels, more than the limit of {dicom_files.LARGEST_PIXELS}"
         )
     texts = {tag: name_or_blank(str(header.get(tag) or "")) for tag in TEXTS}
     return DicomImage(
@@ -471,7 +461,7 @@ def _decoders(images: Sequence[DicomImage], left: LeftOut) -> list[tuple[str, tu
     """The available decoders for every transfer syntax. Images without a decoder are left out or
     refused.
     """
-    with needed_for(DICOM):
+    with needed_for(dicom_files.DICOM):
         from pydicom.uid import UID
 
     kinds: dict[tuple[str, bool], list[int]] = defaultdict(list)
@@ -480,7 +470,7 @@ def _decoders(images: Sequence[DicomImage], left: LeftOut) -> list[tuple[str, tu
     decoders: dict[str, tuple[str, ...]] = {}
     for (syntax, deep), those in sorted(kinds.items()):
         # A file may name anything as its syntax.
-        plugins = attempt(partial(plugins_for, syntax, deep))
+        plugins = attempt(partial(dicom_files.plugins_for, syntax, deep))
         if not isinstance(plugins, BaseException) and plugins is not None:
             decoders[syntax] = (*decoders.get(syntax, ()), *plugins)
             continue

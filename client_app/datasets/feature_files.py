@@ -5,7 +5,6 @@ write them.
 from __future__ import annotations
 
 import json
-import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedsurrogate.common.backbones.backbone_names import in_column_order, shown, with_columns
-from fedsurrogate.common.errors import DataError
+from fedsurrogate.common.errors import LOG, DataError
 from fedsurrogate.common.extras import needed_for
 from fedsurrogate.common.identity import normal
 
@@ -225,7 +224,6 @@ SCANS = frozenset(
     {".svs", ".tif", ".tiff", ".ndpi", ".mrxs", ".scn", ".bif", ".vms", ".svslide", ".czi", ".dcm"}
 )
 FORM = "features of shape (n, d) or (1, n, d), floating point"
-LOG = logging.getLogger("fedsurrogate.site")
 
 
 class SlideForm(NamedTuple):

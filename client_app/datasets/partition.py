@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
@@ -12,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsurrogate.common.errors import ConfigError, DataError
+from fedsurrogate.common.errors import LOG, ConfigError, DataError
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import Settings, kebab
 from fedsurrogate.common.targets.target import Target
@@ -21,7 +20,6 @@ from ..node_config import NodeConfig, check_held_out, is_protected, judges
 from .dataset import Dataset, DataSource, group, load_all
 from .left_out import SourceError
 
-LOG = logging.getLogger("fedsurrogate.site")
 PREFERRED_MINIMUM = 10
 DRAWS = 11  # for each minimum
 # Parts of the last calls of `partition`, by its arguments.

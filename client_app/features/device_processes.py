@@ -8,7 +8,6 @@ write to it.
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import subprocess
@@ -32,14 +31,13 @@ from torch import Tensor
 
 from fedsurrogate.common.backbones.backbones import Backbone
 from fedsurrogate.common.backbones.preprocessing import OwnTransform
-from fedsurrogate.common.errors import BackboneError, DataError, FedSurrogateError
+from fedsurrogate.common.errors import LOG, BackboneError, DataError, FedSurrogateError
 from fedsurrogate.common.machine import usable_cores
 from fedsurrogate.common.models.classifiers import alone
 
 from ..datasets.left_out import attempt, cause_of, described
 from ..datasets.records import Opener
 
-LOG = logging.getLogger("fedsurrogate.site")
 T = TypeVar("T")
 
 

@@ -9,7 +9,6 @@ import ctypes
 import hashlib
 import io
 import json
-import logging
 import math
 import mmap
 import os
@@ -29,7 +28,7 @@ from torch import Tensor
 
 from fedsurrogate.common.backbones.backbones import Backbone
 from fedsurrogate.common.backbones.power_transform import raised
-from fedsurrogate.common.errors import BackboneError, DataError
+from fedsurrogate.common.errors import LOG, BackboneError, DataError
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.logs import counted
 from fedsurrogate.common.machine import available_memory, usable_cores
@@ -47,7 +46,6 @@ if TYPE_CHECKING:
 MIB = 2**20
 # Ending of a folder whose features are being computed, or were when the process ended.
 PARTIAL = ".partial"
-LOG = logging.getLogger("fedsurrogate.site")
 
 
 def read_entry(entry: Path, count: int) -> tuple[Tensor, Tensor] | None:

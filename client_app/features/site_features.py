@@ -26,7 +26,7 @@ from fedsurrogate.common.backbones.networks import options_of
 from fedsurrogate.common.backbones.own_backbones import own_backbone
 from fedsurrogate.common.backbones.power_transform import with_power
 from fedsurrogate.common.data_report import DataReport, Loss
-from fedsurrogate.common.errors import BackboneError, ConfigError, DataError
+from fedsurrogate.common.errors import LOG, BackboneError, ConfigError, DataError
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.image_histograms import Histogram, histograms_of, maker_among
 from fedsurrogate.common.machine import usable_cores
@@ -91,9 +91,6 @@ def _cell(name: str, facts: Facts, histogram: Histogram) -> int:
     return histogram.cell(value)
 
 
-log = logging.getLogger("fedsurrogate.site")
-
-
 def log_once(report: DataReport, node: NodeConfig) -> None:
     """Write a report to the log, unless it is the one that was written last for this source.
 
@@ -113,13 +110,13 @@ def log_once(report: DataReport, node: NodeConfig) -> None:
         node.state.mkdir(parents=True, exist_ok=True)
         replace_file(file, text.encode(), durable=False)
     except (OSError, ValueError):
-        log.debug("'%s' cannot be written", file)
+        LOG.debug("'%s' cannot be written", file)
     lost = logging.WARNING if report.left_out or report.warnings else logging.INFO
-    log.log(lost, "%s", report.lines()[0])
+    LOG.log(lost, "%s", report.lines()[0])
     for each in report.left_out:
-        log.log(lost, "left out: %s", each.why)
+        LOG.log(lost, "left out: %s", each.why)
     for warning in report.warnings:
-        log.log(lost, "warning: %s", warning)
+        LOG.log(lost, "warning: %s", warning)
 
 
 # Distance of a column from zero, in its own range. At 16 bits a mean is off by a 4,000th of it.
@@ -575,7 +572,7 @@ def with_lost_images(report: DataReport, features: Features) -> DataReport:
 
 @cache
 def _warn_once(text: str) -> None:
-    log.warning("%s", text)
+    LOG.warning("%s", text)
 
 
 def no_features(count: int) -> Features:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import KW_ONLY, dataclass, field
@@ -12,11 +11,17 @@ import torch
 from torch import Tensor
 
 from fedsurrogate.common.backbones.backbone_names import shown
-from fedsurrogate.common.errors import DataError, PolicyError, SurrogateError, largest_parameter
+from fedsurrogate.common.errors import (
+    LOG,
+    DataError,
+    PolicyError,
+    SurrogateError,
+    largest_parameter,
+)
 from fedsurrogate.common.models.classifiers import class_indices
 from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.privacy.accounting import Unit
-from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum
+from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum, unit_weights
 from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.surrogates.mixtures import PublicMap
@@ -26,12 +31,10 @@ from fedsurrogate.common.wire.model_proto import unpack_parameters
 from fedsurrogate.common.wire.records import Info
 from fedsurrogate.common.wire.surrogate_proto import public_digest
 
-from ..features.extraction import chunks, written
-from ..features.site_features import SiteFeatures, frame_of, framed
+from ..features.extraction import chunks, clipped_features, forget, written
+from ..features.site_features import LabelledFeatures, SiteFeatures, frame_of, framed
 from ..governance.work_limits import NO_LIMITS, SiteLimits
 from ..node_config import NodeConfig
-
-log = logging.getLogger("fedsurrogate.site")
 
 
 @dataclass(frozen=True)
@@ -334,10 +337,48 @@ class Job(SiteRequest):
                     )
                 features, code = features[:0], code[:0]
         if why and not self.run.hides_sites:
-            log.warning("%s", why)
+            LOG.warning("%s", why)
         if train.folder is None:
             features = features.float()
         return framed(features, frame, train.folder), code
+
+
+@dataclass(frozen=True)
+class Clipped:
+    """Clipped features of records, with weights.
+
+    Attributes:
+        features: (n, d), of norm at most one.
+        labels: indices of classes, (n,).
+        weights: (n,), which sum to at most one over every unit.
+        clip_fraction: share of the records that were clipped.
+        done: called with features that were read, if these are in a file and not in memory.
+    """
+
+    features: Tensor
+    labels: Tensor
+    weights: Tensor
+    clip_fraction: float = 0.0
+    done: tuple[Callable[[Tensor], None], ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        records: LabelledFeatures,
+        norm: float = 0.0,
+        change: Callable[[Tensor], Tensor] = lambda features: features,
+    ) -> Clipped:
+        """Change features and clip them.
+
+        Args:
+            records: of the site; a patient's weights sum to one.
+            norm: to clip at.
+            change: of features before the clip, by which a record's depend on no other record.
+        """
+        features, fraction = clipped_features(records.features, norm, records.folder, change)
+        weights = unit_weights(records.units, len(features))
+        done = () if records.folder is None else (forget,)
+        return cls(features, records.labels.cpu(), weights, fraction, done)
 
 
 @dataclass(frozen=True)

@@ -17,19 +17,16 @@ site's message is a combination of sums over groups of as many records as its po
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from fedsurrogate.common.errors import DataError, SurrogateError
+from fedsurrogate.common.errors import LOG, DataError, SurrogateError
 from fedsurrogate.common.methods.method import load
 from fedsurrogate.common.models.classifiers import class_indices
 from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.privacy.gaussian_mechanism import (
-    unit_weights,
     weigh_mean_over_columns,
     with_noise,
 )
@@ -49,9 +46,8 @@ from fedsurrogate.common.targets.time import VALUES, Time, merged_cells, scored
 from fedsurrogate.common.wire.model_proto import pack_parameters
 from fedsurrogate.common.wire.surrogate_proto import centre_digest, unpack_map
 
-from ..features.extraction import clipped_features, forget
 from ..features.site_features import frame_of, framed
-from .job import Job, MethodOutput, SiteStatistic
+from .job import Clipped, Job, MethodOutput, SiteStatistic
 
 # Number of records that are in memory in double precision at a time.
 ROWS = 8192
@@ -75,13 +71,11 @@ def class_moments(job: Job) -> SiteStatistic:
     columns = job.found.train.features.shape[1]
     claim = job.mechanism(job.run.plan.subtracted(columns, centre_digest(public.centre)))
     if claim is not None:
-        rows, weights, done = clipped(job, claim, public)
-        own = class_indices(classes, job.found.classes)[job.found.train.labels]
-        family, weights = (
-            "distributed" if "squares" in job.names else "spherical",
-            weights * (own >= 0),
-        )
-        made = statistics(rows, own.clamp_min(0), weights, len(classes), family, *done)
+        data = clipped(job, claim, public)
+        own = class_indices(classes, job.found.classes)[data.labels]
+        family = "distributed" if "squares" in job.names else "spherical"
+        weights, labels = data.weights * (own >= 0), own.clamp_min(0)
+        made = statistics(data.features, labels, weights, len(classes), family, *data.done)
         return SiteStatistic({each.name: each for each in made}, claim, classes, frame)
     if not summed:
         classes = job.classes
@@ -141,9 +135,7 @@ def second_moment(features: Tensor, centre: Tensor | None = None) -> Tensor:
     return squares
 
 
-def clipped(
-    job: Job, claim: Mechanism, public: PublicMap
-) -> tuple[Tensor, Tensor, list[Callable[[Tensor], None]]]:
+def clipped(job: Job, claim: Mechanism, public: PublicMap) -> Clipped:
     """Training records for noise.
 
     Args:
@@ -151,21 +143,14 @@ def clipped(
             their own mean and length.
         claim: says where they are clipped.
         public: applied to them between.
-
-    Returns:
-        Clipped features (n, d); weights (n,), which sum to one over a unit; and what is called with
-        rows of features that have been added, if they are in a file.
     """
     train, frame = job.found.train, job.public_frame
     weight = job.run.plan.mean_over_columns_weight(train.features.shape[1])
-    features, _ = clipped_features(
-        train.features,
-        claim.clip,
-        train.folder,
-        lambda rows: public.apply(weigh_mean_over_columns(in_frame(rows, frame).to(rows), weight)),
-    )
-    done = [forget] if train.folder is not None else []
-    return features, unit_weights(train.units, len(features)), [*done]
+
+    def change(rows: Tensor) -> Tensor:
+        return public.apply(weigh_mean_over_columns(in_frame(rows, frame).to(rows), weight))
+
+    return Clipped.of(train, claim.clip, change)
 
 
 def message(job: Job) -> MethodOutput:
@@ -185,9 +170,6 @@ def message(job: Job) -> MethodOutput:
     facts = {f"signal-to-noise-{each.name}": each.signal_to_noise() for each in noisy}
     sent = Parameters(header, job.round, {each.name: each.value for each in noisy}, 0, claim)
     return MethodOutput(pack_parameters(sent), claim, facts)
-
-
-log = logging.getLogger("fedsurrogate.site")
 
 
 def coded_moments(job: Job) -> SiteStatistic:
@@ -292,10 +274,10 @@ def bounded_sums(job: Job, target: Target, public: PublicMap) -> SiteStatistic:
     columns = job.found.train.features.shape[1]
     claim = job.mechanism(plan.subtracted(columns, digest) if once else digest)
     assert claim is not None
-    features, weights, done = clipped(job, claim, public)
+    data = clipped(job, claim, public)
     code = target.code(job.found.train.targets())
     bounds = {name: bound for name, (_, bound) in claim.noise.items() if name in job.names}
-    made = coded_statistics(features, code, weights, bounds, *done)
+    made = coded_statistics(data.features, code, data.weights, bounds, *data.done)
     sums = {each.name: each for each in made}
     return SiteStatistic(sums, claim, job.run.target.rows, job.public_frame)
 
@@ -356,7 +338,7 @@ def large_cells(job: Job, target: Time) -> tuple[Tensor, Tensor]:
             "and smallest-cell ask for in sums without noise"
         )
     if not kept.all():
-        log.warning(
+        LOG.warning(
             "%d records without an event are left out of what this site sends: fewer than %d",
             int((~kept).sum()),
             least,

@@ -10,7 +10,6 @@ is asked, with a few words and numbers.
 
 from __future__ import annotations
 
-import logging
 import socket
 import threading
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from fedsurrogate.common.errors import LOG
 from fedsurrogate.common.flower.environment import UNIX
 from fedsurrogate.common.metrics_page import disk
 from fedsurrogate.common.version import own_version
@@ -46,7 +46,6 @@ LEDGER = {
     "last_release_timestamp_seconds": "Unix time of the newest entry of the ledger.",
 }
 """Totals of a ledger, and what they mean."""
-log = logging.getLogger("fedsurrogate.site")
 
 
 class AppReport(BaseModel):
@@ -123,7 +122,7 @@ def watching(node: NodeConfig) -> Iterator[Reporter]:
             try:
                 reporter.look()
             except Exception as error:  # Such as a disk that fails; the app goes on.
-                log.warning("the totals for `site metrics` could not be computed: %s", error)
+                LOG.warning("the totals for `site metrics` could not be computed: %s", error)
             over.wait(LOOK_SECONDS)
 
     threading.Thread(target=keep_looking, daemon=True).start()

@@ -7,7 +7,6 @@ The supervisor always sets this flag; the user cannot omit it.
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
 import os
 import re
@@ -30,7 +29,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from fedsurrogate.common.command_line import handling
-from fedsurrogate.common.errors import ConfigError, RunError
+from fedsurrogate.common.errors import LOG, ConfigError, RunError
 from fedsurrogate.common.escapes import for_terminal, human_seconds
 from fedsurrogate.common.files import owner_only
 from fedsurrogate.common.flower import flower
@@ -189,7 +188,6 @@ WAITS = (
     "this site stays away: its app does not run yet, or has not found as many records as the policy's "
     "smallest-site asks for; the app's log names the reason"
 )
-log = logging.getLogger("fedsurrogate.site")
 
 
 def found_data(runtime: str, node: NodeConfig, pause: float = PAUSE) -> bool:
@@ -213,7 +211,7 @@ def found_data(runtime: str, node: NodeConfig, pause: float = PAUSE) -> bool:
         looked_at(node)
     except Exception as error:
         if _listens(runtime):
-            log.error("%s; this site has joined, and answers as one without records", error)
+            LOG.error("%s; this site has joined, and answers as one without records", error)
             return False
         print(f"this site does not join: {error}; next look in {pause:g} s", flush=True)
         time.sleep(pause)

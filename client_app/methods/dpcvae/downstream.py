@@ -4,7 +4,6 @@ scores; and a generator received at the end of a run, which the site keeps and e
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedsurrogate.common.errors import ConfigError, DataError, SurrogateError
+from fedsurrogate.common.errors import LOG, ConfigError, DataError, SurrogateError
 from fedsurrogate.common.extras import needed_for
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.models.classifiers import Classifier, Head, class_indices
@@ -287,9 +286,6 @@ def fidelity(real: Tensor, synthetic: Tensor, seed: int) -> dict[str, float]:
     return {"sliced": float(sliced), "sinkhorn": float(np.sqrt(max(0.0, float(divergence))))}
 
 
-log = logging.getLogger("fedsurrogate.site")
-
-
 def generators(node: NodeConfig) -> Path:
     """Folder of the generators of runs that the site took part in; files are named by Flower's
     number of the run.
@@ -343,7 +339,7 @@ def _judged(job: Job, generator: Generator) -> Info:
     if len(test.labels) > 1:
         metric_values |= fidelity(test.features, like, job.run.settings.seed)
     right = round(metric_values["accuracy-mixed"] * len(test.labels))
-    log.info(
+    LOG.info(
         "the site's own, synthetic and mixed heads: %s",
         {name: round(value, 4) for name, value in metric_values.items()},
     )

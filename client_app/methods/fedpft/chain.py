@@ -75,27 +75,29 @@ def extend(job: Job) -> tuple[MethodOutput, Head]:
         torch.cat([features.repeat(draws, 1), *(x for x, _ in drawn)]),
         torch.cat([labels.repeat(draws), *(y for _, y in drawn)]),
     )
+    facts: dict[str, float] = {}
     if job.run.settings.epsilon:
-        made = fedpft.make_surrogate(fedpft.SiteData.of(job.found, job.site), job.run, job.limits)
-        relay: list[AnySurrogate] = [*received, made.surrogate]
+        made, facts = fedpft.make_surrogate(job)
     else:
-        generator = stream(job.run.settings.seed, "chain", job.site, "")
-        made = fedpft.FittedSurrogate(
-            fedpft.release_mixtures(
-                *union, job.header(names), job.run.settings.fedpft, job.limits, generator, draws
-            )
+        generator, own = (
+            stream(job.run.settings.seed, "chain", job.site, ""),
+            job.run.settings.fedpft,
         )
-        relay = [made.surrogate]
-    claim = made.surrogate.claim
+        made = fedpft.release_mixtures(*union, job.header(names), own, job.limits, generator, draws)
+        # It stands for all before it.
+        received = []
+    claim = made.claim
     weight, bias = train_on_features(
         *union, len(names), job.run.settings.head, job.run.settings.seed
     )
     clipped = claim.clip if claim else None
     head = Head(job.header(names), weight, bias, clipped, mean_over_columns=mean_over_columns)
     return MethodOutput(
-        pack_relay([pack_surrogate(each, job.run.settings.fedpft.bits) for each in relay]),
+        pack_relay(
+            [pack_surrogate(each, job.run.settings.fedpft.bits) for each in (*received, made)]
+        ),
         claim,
-        made.facts,
+        facts,
     ), head
 
 

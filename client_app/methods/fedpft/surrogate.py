@@ -5,10 +5,9 @@ or the paper's theorem 4.1 as a baseline. It also runs in a notebook; Flower is 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -16,18 +15,17 @@ from torch import Tensor
 from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.logs import counted
 from fedsurrogate.common.methods.fedpft import AUTO_BITS, AUTO_RANK, Form, form_of, in_form
+from fedsurrogate.common.models.classifiers import one_thread
 from fedsurrogate.common.models.devices import stream
 from fedsurrogate.common.privacy.exact_sums import COARSE, ExactSum, IntegerSum, toward_zero
 from fedsurrogate.common.privacy.gaussian_mechanism import (
     BoundedSum,
     Noisy,
-    unit_weights,
     weigh_mean_over_columns,
     with_noise,
 )
 from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.privacy.shares import ALL, EM_STEPS
-from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import FedPFTSettings
 from fedsurrogate.common.surrogates.class_sums import Sums, statistics
 from fedsurrogate.common.surrogates.covariances import Diagonal, Full, Spherical, eigen
@@ -42,91 +40,29 @@ from fedsurrogate.common.surrogates.surrogates import AnySurrogate, Header, Sums
 from fedsurrogate.common.wire.records import pack_surrogate, unpack_public_mean
 from fedsurrogate.common.wire.surrogate_proto import centre_digest
 
-from ...features.extraction import clipped_features, forget
-from ...features.site_features import SiteFeatures, frame_of, framed, site_device
-from ...governance.work_limits import NO_LIMITS, SiteLimits
+from ...features.extraction import forget
+from ...features.site_features import framed, site_device
+from ...governance.work_limits import SiteLimits
 from ..dp.record_gradients import per_record
-from ..job import Job, MethodOutput
-
-
-@dataclass(frozen=True)
-class FittedSurrogate:
-    """A surrogate, and facts about it.
-
-    Attributes:
-        surrogate: to be released.
-        facts: stay at the site.
-    """
-
-    surrogate: AnySurrogate
-    facts: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class SiteData:
-    """Input of a surrogate.
-
-    Attributes:
-        features: of the records, (n, d).
-        labels: indices into `classes`, (n,).
-        classes: names of C classes.
-        fingerprint: of the backbone.
-        site: its name in the run.
-        units: the patient of each record, (n,), if the site protects patients.
-        folder: where features are, mapped from a file, if memory is not to hold all of them.
-        frame: of the columns, in which the features are; empty for features as they are.
-    """
-
-    features: Tensor
-    labels: Tensor
-    classes: Sequence[str]
-    fingerprint: str
-    site: str
-    units: Sequence[str] | None = None
-    folder: Path | None = None
-    frame: bytes = b""
-
-    @classmethod
-    def of(cls, site_features: SiteFeatures, site: str) -> SiteData:
-        """The training records of a site of this name."""
-        train = site_features.train
-        return cls(
-            train.features,
-            train.labels,
-            site_features.classes,
-            site_features.fingerprint,
-            site,
-            train.units,
-            train.folder,
-        )
-
-    def in_own_frame(self, smallest_class: int) -> SiteData:
-        """The same in a frame of the site's own, if a column needs one.
-
-        Args:
-            smallest_class: records of smaller classes do not leave the site, nor change the frame.
-        """
-        large = torch.bincount(self.labels)[self.labels] >= smallest_class
-        if (frame := frame_of(self.features if large.all() else self.features[large])) is None:
-            return self
-        packed = frame.packed()
-        return replace(self, features=framed(self.features, packed, self.folder), frame=packed)
+from ..job import Clipped, Job, MethodOutput
 
 
 def make_surrogate(
-    data: SiteData, config: Run, limits: SiteLimits = NO_LIMITS, centre: Tensor | None = None
-) -> FittedSurrogate:
+    job: Job, centre: Tensor | None = None, frame: bytes = b""
+) -> tuple[AnySurrogate, dict[str, float]]:
     """Make the surrogate that this site releases.
 
     Without a privacy budget: mixtures for the site's classes; the coordinator sees which classes
-    these are and their counts. With one: the mechanism `config.plan.mechanism_name`; the claim in
-    the surrogate states what it protects.
+    these are and their counts. With one: the mechanism of the run's plan; the claim in the surrogate
+    states what it protects.
 
     Args:
-        data: of the site.
-        config: the run.
-        limits: that the site sets itself.
+        job: the request, with the site's records and limits.
         centre: a public point, (d,), subtracted before a privacy clip.
+        frame: of the columns, in which the features are; empty for features as they are.
+
+    Returns:
+        The surrogate, and facts that stay at the site.
 
     Raises:
         DataError: when no class is large enough.
@@ -135,43 +71,37 @@ def make_surrogate(
 
     Source: FedPFT, algorithm 1, lines 1 to 8.
     """
-    features, labels, units, count = data.features, data.labels, data.units, len(data.classes)
-    generator = stream(config.settings.seed, data.site)
-    names = tuple(data.classes)
-    header = Header(
-        config.settings.method, config.digest, data.site, data.fingerprint, names, data.frame
-    )
-    public = PublicMap(centre=centre).apply
+    train, own, limits = job.found.train, job.run.settings.fedpft, job.limits
+    features, labels, count = train.features, train.labels, len(job.found.classes)
+    generator, columns = stream(job.run.settings.seed, job.site), features.shape[1]
+    header, public = job.header(job.found.classes, frame), PublicMap(centre=centre).apply
     public(features[:0])
-    weight = config.plan.mean_over_columns_weight(features.shape[1])
-    subtracted = config.plan.subtracted(features.shape[1], centre_digest(centre))
-    claim = config.mechanism_for("record" if units is None else "patient", subtracted)
+    weight = job.run.plan.mean_over_columns_weight(columns)
+    claim = job.mechanism(job.run.plan.subtracted(columns, centre_digest(centre)))
     if claim is not None and claim.name in ("sums", "dp-em"):
         change = public if weight == ALL else partial(weigh_mean_over_columns, weight=weight)
-        clipped = Clipped.of(features, labels, units, claim.clip, change, data.folder)
+        clipped = Clipped.of(train, claim.clip, change)
         if claim.name == "sums":
-            sums, facts = noisy_sums(clipped, count, config.settings.fedpft.covariance, claim)
-            return FittedSurrogate(SumsSurrogate(header, sums, claim), facts)
-        mixtures, facts = dp_em(clipped, count, config.settings.fedpft.components, claim, generator)
-        return FittedSurrogate(_present(header, mixtures, claim), facts)
-    form = form_of(config.settings, features.shape[1])
-    own = _own_settings(config.settings.fedpft, form, limits)
+            sums, facts = noisy_sums(clipped, count, own.covariance, claim)
+            return SumsSurrogate(header, sums, claim), facts
+        mixtures, facts = dp_em(clipped, count, own.components, claim, generator)
+        return _present(header, mixtures, claim), facts
+    own = _own_settings(own, form_of(job.run.settings, columns), limits)
     large = torch.bincount(labels, minlength=count)[labels] >= limits.smallest_class
     if not large.any():
         raise DataError(
             f"no class has the {limits.smallest_class} records that smallest-class requires for a "
             "release"
         )
-    if data.folder is not None and claim is None:
-        return FittedSurrogate(
-            _streamed(features, torch.where(large, labels, -1), header, own, limits, generator)
-        )
-    features, labels = features[large], labels[large]
     if claim is not None:
-        clipped = Clipped.of(features, labels, units, claim.clip, public, data.folder)
+        chosen = replace(train, features=features[large], labels=labels[large])
+        clipped = Clipped.of(chosen, claim.clip, public)
         mixtures, facts = theorem_4_1(clipped, count, own.covariance, claim)
-        return FittedSurrogate(_present(header, mixtures, claim), facts)
-    return FittedSurrogate(release_mixtures(features, labels, header, own, limits, generator))
+        return _present(header, mixtures, claim), facts
+    if train.folder is not None:
+        labels = torch.where(large, labels, -1)
+        return _streamed(features, labels, header, own, limits, generator), {}
+    return release_mixtures(features[large], labels[large], header, own, limits, generator), {}
 
 
 def _own_settings(own: FedPFTSettings, form: Form, limits: SiteLimits) -> FedPFTSettings:
@@ -211,7 +141,9 @@ def release_mixtures(
             number of components follow from the number of records.
     """
     settings = _settings(own, limits, draws)
-    mixtures = _fit(features, labels, len(header.classes), settings, generator).to("cpu")
+    # Sums then do not depend on the machine's load, and simulated sites do not compete for cores.
+    with one_thread():
+        mixtures = fit(features.float(), labels, len(header.classes), settings, generator).to("cpu")
     counts = (mixtures.counts.double() / draws).round().long()
     return _present(header, replace(mixtures, counts=counts), None)
 
@@ -234,20 +166,15 @@ def _streamed(
     generator: torch.Generator,
 ) -> Surrogate:
     """As `release_mixtures`, of features (n, d) in a file; records with the label -1 are left out."""
-    settings, threads = _settings(own, limits), torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with counted(header.site, (2 if settings.components == 1 else 1) * len(labels)) as advance:
+    settings, count = _settings(own, limits), len(labels)
+    passes = 2 if settings.components == 1 else 1
+    with one_thread(), counted(header.site, passes * count) as advance:
 
-            def done(count: int) -> None:
-                advance(count)
-                forget(features)
+        def done(count: int) -> None:
+            advance(count)
+            forget(features)
 
-            mixtures = fit_streamed(
-                features, labels, len(header.classes), settings, generator, done
-            )
-    finally:
-        torch.set_num_threads(threads)
+        mixtures = fit_streamed(features, labels, len(header.classes), settings, generator, done)
     return _present(header, mixtures, None)
 
 
@@ -265,98 +192,24 @@ def _present(header: Header, mixtures: Mixtures, claim: Mechanism | None) -> Sur
     )
 
 
-def _fit(
-    features: Tensor,
-    labels: Tensor,
-    classes: int,
-    settings: MixtureSettings,
-    generator: torch.Generator,
-) -> Mixtures:
-    """Fit on one thread: sums then do not depend on the machine's load, and simulated sites do not
-    compete for cores.
-    """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        return fit(features.float(), labels, classes, settings, generator)
-    finally:
-        torch.set_num_threads(threads)
-
-
 def fedpft_surrogate(job: Job) -> MethodOutput:
     """FedPFT's mixtures or noisy sums of this site's features."""
-    data = SiteData.of(job.found, job.site)
+    train = job.found.train
     centre = job.agreed(PublicMap(centre=unpack_public_mean(job.payload))).centre
-    if job.run.frames:
-        data = data.in_own_frame(job.limits.smallest_class)
-    elif frame := job.public_frame:
-        data = replace(data, features=framed(data.features, frame, data.folder), frame=frame)
-    if data.folder is None:
-        data = replace(
-            data, features=data.features.to(site_device(job.run.settings.device, job.node))
-        )
-    made = make_surrogate(data, job.run, job.limits, centre)
-    claim = made.surrogate.claim
-    return MethodOutput(
-        pack_surrogate(made.surrogate, job.run.settings.fedpft.bits or AUTO_BITS),
-        claim,
-        made.facts,
-    )
+    frame = job.own_frame(job.found.classes) if job.run.frames else job.public_frame
+    features = framed(train.features, frame, train.folder)
+    if train.folder is None:
+        features = features.to(site_device(job.run.settings.device, job.node))
+    found = replace(job.found, train=replace(train, features=features))
+    made, facts = make_surrogate(replace(job, found=found), centre, frame)
+    payload = pack_surrogate(made, job.run.settings.fedpft.bits or AUTO_BITS)
+    return MethodOutput(payload, made.claim, facts)
 
 
 # Lower bound of variances, which noise may make negative; features have norm at most one.
 SMALLEST_VARIANCE = 1e-8
 # Number of chunks of records whose responsibilities are in memory at a time.
 CHUNKS = 7
-
-
-# Features (n, d) as they are.
-unchanged = PublicMap().apply
-
-
-@dataclass(frozen=True)
-class Clipped:
-    """Clipped features of records, with weights.
-
-    Attributes:
-        features: (n, d), of norm at most one.
-        labels: indices of classes, (n,).
-        weights: (n,), which sum to at most one over every unit.
-        clip_fraction: share of the records that were clipped.
-        mapped: whether the features are in a file and not in memory.
-    """
-
-    features: Tensor
-    labels: Tensor
-    weights: Tensor
-    clip_fraction: float
-    mapped: bool = False
-
-    @classmethod
-    def of(
-        cls,
-        features: Tensor,
-        labels: Tensor,
-        units: Sequence[str] | None = None,
-        norm: float = 0.0,
-        change: Callable[[Tensor], Tensor] = unchanged,
-        folder: Path | None = None,
-    ) -> Clipped:
-        """Change features and clip them.
-
-        Args:
-            features: of the records, (n, d).
-            labels: indices of classes, (n,).
-            units: patient of each record, (n,); a patient's weights sum to one. None: each record
-                is a unit.
-            norm: to clip at.
-            change: of features before the clip, by which a record's depend on no other record.
-            folder: where clipped features are kept if memory is not to hold all of them.
-        """
-        clipped, fraction = clipped_features(features, norm, folder, change)
-        return cls(
-            clipped, labels.cpu(), unit_weights(units, len(labels)), fraction, folder is not None
-        )
 
 
 def noisy_sums(
@@ -373,8 +226,7 @@ def noisy_sums(
     Returns:
         The sums, and facts that stay at the site.
     """
-    done = [forget] if data.mapped else []
-    sums = statistics(data.features, data.labels, data.weights, num_classes, family, *done)
+    sums = statistics(data.features, data.labels, data.weights, num_classes, family, *data.done)
     released = with_noise(sums, claim)
     return Sums.of(released), _facts(data, released)
 

@@ -22,10 +22,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from benchmarks.harness.site_data import clipped
 from fedsurrogate.client_app.methods.dp import record_gradients
 from fedsurrogate.client_app.methods.dp.record_gradients import clipped_sum, clipped_sums
 from fedsurrogate.client_app.methods.dpcvae.training import CVAETrainer, GanTrainer, Trainer
-from fedsurrogate.client_app.methods.fedpft.surrogate import Clipped, unchanged
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.models.generators import fresh_companion, fresh_generator
 from fedsurrogate.common.models.loss_landscape import LandscapeRecords
@@ -36,6 +36,7 @@ from fedsurrogate.common.privacy.gaussian_mechanism import weigh_mean_over_colum
 from fedsurrogate.common.privacy.shares import KEPT, REMOVED
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.class_sums import statistics
+from fedsurrogate.common.surrogates.mixtures import PublicMap
 
 CLIP_KEYS = ("fedavg.clip", "fedlap.clip", "dpcvae.clip", "fedpft.clip")
 KINDS = [("linear", 7), ("mlp", 7), ("convnet", 16)]
@@ -290,7 +291,10 @@ def test_no_record_changes_what_another_contributes_to_a_generator(
 
 @pytest.mark.parametrize(
     "change",
-    [unchanged, *(partial(weigh_mean_over_columns, weight=each) for each in (KEPT, REMOVED))],
+    [
+        PublicMap().apply,
+        *(partial(weigh_mean_over_columns, weight=each) for each in (KEPT, REMOVED)),
+    ],
 )
 @pytest.mark.parametrize("family", ["spherical", "diag", "full"])
 @searched
@@ -327,7 +331,7 @@ def test_of_class_sums_and_second_moments(
     for rows in (5, 5 + own):
         every = torch.cat([others, features])[:rows]
         whose = units[:rows] if units else None
-        data = Clipped.of(every, labels[:rows], whose, norm, change)
+        data = clipped(every, labels[:rows], whose, norm, change)
         found.append(statistics(data.features, data.labels, data.weights, 2, family))
     for less, more in zip(*found, strict=True):
         assert not too_far(less.value, more.value, less.bound), less.name
@@ -374,7 +378,7 @@ def test_of_class_sums_among_a_million_others() -> None:
     units = [*map(str, range(MILLION)), "p", "p", "p"]
     found = []
     for rows in (MILLION, MILLION + 3):
-        data = Clipped.of(features[:rows], labels[:rows], units[:rows])
+        data = clipped(features[:rows], labels[:rows], units[:rows])
         found.append(statistics(data.features, data.labels, data.weights, 1, "full"))
     for less, more in zip(*found, strict=True):
         assert not too_far(less.value, more.value, 1.0), less.name
