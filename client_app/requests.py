@@ -60,8 +60,13 @@ from .governance.release import (
     without_records,
 )
 from .governance.work_limits import SiteLimits, check_size, remove_oldest
-from .methods.chain_step import kept_head
-from .methods.evaluation import check_comparable, compare, own_classifier, received_classifier
+from .methods.evaluation import (
+    check_comparable,
+    compare,
+    kept_head,
+    own_classifier,
+    received_classifier,
+)
 from .methods.job import Job, MethodOutput, SiteRequest
 from .model_use.store import keep_received
 from .node_config import (

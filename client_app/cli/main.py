@@ -23,13 +23,11 @@ from fedsurrogate.common.files import owner_only
 from ..processes.own_account import take_arguments
 from .approve import approve, enrol, forget, policy, settings
 from .check import check, doctor, metrics
-from .evaluate import adapt, evaluate
-from .fetch import fetch
+from .evaluate import adapt, evaluate, predict
 from .generator import generator_app
 from .join import confirm_looser, join
-from .models import backup, models_app, restore
+from .models import backup, fetch, models_app, restore
 from .options import ConfirmPolicy, Node, node_of, one_text, print_json
-from .predict import predict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

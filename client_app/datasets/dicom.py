@@ -19,9 +19,8 @@ from fedsurrogate.common.identity import normal
 
 from ..node_config import Frames
 from . import dicom_files
-from .image_facts import of_dicom
 from .image_folders import files_below, folder_bags, in_class_folders, note_depth, table_of
-from .images import remembered, same_files
+from .images import of_dicom, remembered, same_files
 from .left_out import LeftOut, SourceError, attempt, described, is_file, open_regular, printable
 from .readers import content_key
 from .records import Records, only, select, without

@@ -23,11 +23,10 @@ from fedsurrogate.common.identity import normal
 
 from .image_folders import find_table, find_tables, note_repeated
 from .images import remembered, same_bytes, same_rows
-from .left_out import LeftOut, SourceError, attempt, described
+from .left_out import FolderWalk, LeftOut, SourceError, attempt, described
 from .readers import content_key, split_files
 from .records import Records, without
 from .source import DataSource, folder_of, listing, require_columns, some
-from .system_files import FolderWalk
 from .table_records import SourceTable, with_declared
 from .tables import csv_header, is_parquet, name_or_blank, parquet_table, read_table
 

@@ -20,8 +20,7 @@ from PIL import Image
 from fedsurrogate.common.extras import needed_for
 from fedsurrogate.common.identity import normal
 
-from .image_facts import of_bytes
-from .images import open_rgb, remembered, same_bytes
+from .images import of_bytes, open_rgb, remembered, same_bytes
 from .left_out import LeftOut, SourceError
 from .records import Records, without
 from .source import DataSource, folder_of

@@ -38,7 +38,7 @@ from fedsurrogate.common.surrogates.mixtures import LARGEST, SMALLEST, Frame, in
 from fedsurrogate.common.wire.records import INFO
 
 from ..datasets.dataset import Dataset
-from ..datasets.image_facts import SIDE, of_pixels
+from ..datasets.images import SIDE, of_pixels
 from ..datasets.left_out import NoRecordsError, SourceError, attempt, described
 from ..datasets.partition import share
 from ..datasets.records import Facts

@@ -30,8 +30,7 @@ from ..datasets.dataset import check_class_folders, check_run_classes
 from ..datasets.partition import selection
 from ..node_config import NodeConfig
 from ..own_files import told_as
-from .budget import check_budget, closed, runs_left, spent
-from .entries import Charged, Release
+from .budget import Charged, Release, check_budget, closed, runs_left, spent
 from .ledger import Ledger, budget_of, own_ledger
 from .policy import PUBLIC_KINDS, Policy, check_confirmed, policy_of
 from .work_limits import SiteLimits, check_work

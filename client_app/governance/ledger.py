@@ -37,8 +37,17 @@ from fedsurrogate.common.security.registrations import Receipt
 
 from ..node_config import NodeConfig
 from ..own_files import told_as
-from .budget import Budget, check_budget
-from .entries import Entry, Release, canonical, chained, digest, events_of, non_private_releases
+from .budget import (
+    Budget,
+    Entry,
+    Release,
+    canonical,
+    chained,
+    check_budget,
+    digest,
+    events_of,
+    non_private_releases,
+)
 from .policy import PUBLIC_KINDS, Policy
 
 OPEN = "if these data are new and nothing has left them, a person runs `site ledger open` once"

@@ -39,7 +39,7 @@ from ..features.site_features import (
 from ..methods.job import Job, MethodOutput, SiteRequest
 from ..node_config import NodeConfig, is_protected, packages_of
 from ..own_files import told_as
-from .entries import Release
+from .budget import Release
 from .gate import Gate
 from .ledger import dataset_id
 from .work_limits import check_size

@@ -223,7 +223,7 @@ def _sent(head: Head, records: int) -> MethodOutput:
 
 def distil_chain(job: Job) -> MethodOutput:
     """The chain message that this site passes on. Raises as `distil` and `pass_on`."""
-    from .chain_step import pass_on
+    from .evaluation import pass_on
 
     return pass_on(job, distil)
 

@@ -31,7 +31,7 @@ from fedsurrogate.common.wire.records import from_record, pack_bundle, to_record
 
 from ..audit.output import check_attacks
 from ..clientapp import WORK_OF
-from ..governance.entries import Release
+from ..governance.budget import Release
 from ..governance.gate import open_gate
 from ..governance.ledger import Ledger, own_ledger
 from ..governance.release import charge_and_release, prepare

@@ -215,7 +215,7 @@ def ledger_totals(node: NodeConfig) -> dict[str, float]:
 
     from ..governance import budget
     from ..governance import ledger as own_ledger
-    from ..governance.entries import non_private_releases
+    from ..governance.budget import non_private_releases
     from ..governance.policy import policy_of
 
     if (ledger := own_ledger.own_ledger(node)) is None:

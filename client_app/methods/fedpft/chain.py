@@ -19,7 +19,7 @@ from fedsurrogate.common.wire.model_proto import pack_relay, unpack_relay
 from fedsurrogate.common.wire.records import pack_surrogate, unpack_surrogate
 from fedsurrogate.common.wire.tensors import Expectation, check_surrogate
 
-from ..chain_step import pass_on
+from ..evaluation import pass_on
 from ..job import Job, MethodOutput
 from . import surrogate as fedpft
 

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.harness.site_data import clipped
 from fedsurrogate.client_app.features.site_features import load_site
-from fedsurrogate.client_app.governance.entries import Release
+from fedsurrogate.client_app.governance.budget import Release
 from fedsurrogate.client_app.governance.gate import Gate, open_ledger
 from fedsurrogate.client_app.governance.policy import (
     DEFAULT,

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from fedsurrogate.client_app.audit.disclosure import check_run
 from fedsurrogate.client_app.diagnostics.first_look import first_look
 from fedsurrogate.client_app.governance.gate import open_ledger
 from fedsurrogate.client_app.governance.ledger import own_ledger
 from fedsurrogate.client_app.node_config import packages_of, parse_node_config
-from fedsurrogate.client_app.offline.run_check import check_run
 from fedsurrogate.common.backbones.backbone_names import LIBRARIES
 from fedsurrogate.common.errors import PUBLIC_SENTENCES, PackageError, RunError
 from fedsurrogate.common.extras import (
