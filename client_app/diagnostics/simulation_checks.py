@@ -6,10 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from fedsurrogate.common.backbones.backbones import load_network
 from fedsurrogate.common.backbones.networks import options_of
@@ -25,10 +23,15 @@ from fedsurrogate.common.targets.target import Target
 from ..datasets.dataset import Dataset, DataSource, load_all
 from ..datasets.left_out import attempt
 from ..datasets.partition import whole
-from ..features.site_features import warning_of, with_broken
-
-if TYPE_CHECKING:
-    from ..features.site_features import LabelledFeatures
+from ..features.site_features import (
+    LabelledFeatures,
+    dataset_features,
+    usable,
+    warning_of,
+    with_broken,
+)
+from ..governance.policy import policy_of
+from ..node_config import NodeConfig
 
 
 def check_records(run: Run, sites: int, dimension: int = 0) -> Sequence[str]:
@@ -120,58 +123,32 @@ def _report(dataset: Dataset) -> DataReport:
     return with_broken(dataset, rows, "images", reopen=True)
 
 
-def test_features(settings: Settings, power: float) -> tuple[Tensor, Tensor, tuple[str, ...]]:
-    """Features of all test records of a simulation.
+def test_records(
+    settings: Settings, power: float, target: Target | None
+) -> tuple[LabelledFeatures, tuple[str, ...]]:
+    """All test records of a simulation.
 
     Args:
         settings: of the run whose data are read.
         power: of the features.
+        target: of the run; None for classes.
 
     Returns:
-        Features (n, d), labels (n,) and class names.
+        The records, and the names of their classes.
 
     Raises:
         FedSurrogateError: for unusable data, or no test record.
     """
-    parts, classes = _test_records(settings, power, None)
-    whole = [torch.cat([getattr(each, name) for each in parts]) for name in ("features", "labels")]
-    return whole[0], whole[1], classes
-
-
-def test_values(settings: Settings, power: float, target: Target) -> tuple[Tensor, Tensor]:
-    """Features of all test records of a simulation, and what another target is of them.
-
-    Args:
-        settings: of the run whose data are read.
-        power: of the features.
-        target: of the run.
-
-    Returns:
-        Features (n, d), and values (n, k).
-
-    Raises:
-        FedSurrogateError: as in `test_features`.
-    """
-    parts, _ = _test_records(settings, power, target)
-    values = [each.values for each in parts if each.values is not None]
-    return torch.cat([each.features for each in parts]), torch.cat(values)
-
-
-def _test_records(
-    settings: Settings, power: float, target: Target | None
-) -> tuple[list[LabelledFeatures], tuple[str, ...]]:
-    """The test records of each source, and the names of their classes."""
-    from ..features.site_features import dataset_features, usable
-    from ..governance.policy import policy_of
-    from ..node_config import NodeConfig
-
-    source = DataSource.of_run(settings, target)
-    datasets, parts = load_all(source, settings.seed), []
+    datasets = load_all(DataSource.of_run(settings, target), settings.seed)
+    node, parts = NodeConfig(), list[LabelledFeatures]()
     for dataset in datasets:
         rows = (~dataset.is_train).nonzero().flatten()
-        node = NodeConfig()
         features = dataset_features(dataset, settings, node, policy_of(node).cache_mib)
         parts.append(usable(dataset, features, rows, power))
     if not any(len(each.labels) for each in parts):
         raise DataError(f"data-dir = {settings.data_dir!r} has no test records")
-    return parts, datasets[0].classes
+    x, labels = (
+        torch.cat([getattr(each, name) for each in parts]) for name in ("features", "labels")
+    )
+    values = None if target is None else torch.cat([each.targets() for each in parts])
+    return LabelledFeatures(x, labels, values=values), datasets[0].classes

@@ -20,7 +20,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,13 +35,11 @@ from fedsurrogate.common.machine import available_memory, usable_cores
 from fedsurrogate.common.models.devices import gpus_of
 from fedsurrogate.common.privacy.gaussian_mechanism import clip
 
+from ..datasets.dataset import Dataset
 from ..datasets.images import READER
 from ..datasets.left_out import NoRecordsError, SourceError
 from ..own_files import told_as
 from .device_processes import Devices, Part, check_same_size, in_parts, in_processes
-
-if TYPE_CHECKING:
-    from ..datasets.dataset import Dataset
 
 MIB = 2**20
 # Ending of a folder whose features are being computed, or were when the process ended.

@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -19,14 +18,11 @@ from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.models.networks import build, of_target, split_input
 from fedsurrogate.common.models.parameters import Parameters, Tensors, check_update
 from fedsurrogate.common.models.training_parts import UncompiledSGD, draw, train_on_features
+from fedsurrogate.common.settings import FedAvgSettings, HeadSettings, Model
+from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.common.targets.target import Objective
 
-if TYPE_CHECKING:
-    from fedsurrogate.common.settings import FedAvgSettings, HeadSettings, Model
-    from fedsurrogate.common.surrogates.surrogates import Header
-    from fedsurrogate.common.targets.target import Objective
-
-    from .job import Job, MethodOutput
-
+from .job import Job, MethodOutput
 
 # Losses of records (n,), from outputs (n, o) and what is known of the records, (n, ...).
 Losses = Callable[[Tensor, Tensor], Tensor]

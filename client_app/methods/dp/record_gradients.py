@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -30,12 +30,9 @@ from fedsurrogate.common.models.training_parts import Change
 from fedsurrogate.common.privacy.exact_sums import ExactSum, IntegerSum, clip_factors
 from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum, system_uniforms, unit_weights
 from fedsurrogate.common.privacy.mechanism import Mechanism
+from fedsurrogate.common.settings import FedAvgSettings
 
 from ..local_training import PLAIN, Losses, Variant, class_losses
-
-if TYPE_CHECKING:
-    from fedsurrogate.common.settings import FedAvgSettings
-
 
 # Number of records in a chunk. A power of two: rows of a chunk then begin at even addresses.
 TOGETHER = 64

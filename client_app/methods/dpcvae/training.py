@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +37,7 @@ from fedsurrogate.common.privacy.gaussian_mechanism import (
     with_noise,
 )
 from fedsurrogate.common.privacy.mechanism import Mechanism
+from fedsurrogate.common.settings import DPCVAESettings
 from fedsurrogate.common.surrogates.class_sums import class_sums
 from fedsurrogate.common.wire.model_proto import pack_parameters
 
@@ -45,9 +45,6 @@ from ...features.site_features import site_device
 from ..dp.record_gradients import NoisyMeans, Units, clipped_sums
 from ..job import Job, MethodOutput, SiteStatistic
 from ..local_training import batches
-
-if TYPE_CHECKING:
-    from fedsurrogate.common.settings import DPCVAESettings
 
 # Adam's settings in the paper's GAN.
 GAN_RATE, GAN_BETAS = 2e-4, (0.5, 0.999)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from safetensors.torch import load_file, save
@@ -30,6 +30,7 @@ from fedsurrogate.common.models.loss_landscape import (
 from fedsurrogate.common.models.networks import HEAD, embed, fresh, parameters_of, split_input
 from fedsurrogate.common.models.parameters import Parameters, Tensors
 from fedsurrogate.common.models.training_parts import Change, UncompiledSGD, draws
+from fedsurrogate.common.settings import FedLAPSettings
 from fedsurrogate.common.surrogates.surrogates import LARGEST_VALUE, Synthetic
 from fedsurrogate.common.wire.model_proto import pack_synthetic
 
@@ -37,9 +38,6 @@ from ...features.site_features import site_device
 from ..dp.record_gradients import PrivateGradient, Units
 from ..job import Job, MethodOutput
 from ..local_training import network
-
-if TYPE_CHECKING:
-    from fedsurrogate.common.settings import FedLAPSettings
 
 # With this factor the default learning rate of images, which suits gradients, also suits means.
 SCALE = 0.1
