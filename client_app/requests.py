@@ -41,6 +41,7 @@ from fedsurrogate.common.wire.tensors import is_name
 
 from .audit.output import check_attacks
 from .datasets.dataset import DataSource, load_all
+from .datasets.images import remembered
 from .features.site_features import (
     SiteFeatures,
     check_addressee,
@@ -85,11 +86,6 @@ if TYPE_CHECKING:
     from fedsurrogate.common.wire.records import Record
 
 
-# Of the last runs, by Flower's number: each request would read the data for them.
-_NAMES: dict[str, tuple[str, ...]] = {}
-MOST_KEPT = 4
-
-
 def named_site(node: NodeConfig, run_config: Mapping[str, Scalar], flower_run: str) -> str:
     """The name that the data give a simulated site; empty where they give none.
 
@@ -101,15 +97,12 @@ def named_site(node: NodeConfig, run_config: Mapping[str, Scalar], flower_run: s
     by_column = run_config.get("partition") == "column"
     if node.site or node.data or node.num_partitions < 2 or not by_column:
         return ""
-    if flower_run not in _NAMES:
-        if len(_NAMES) >= MOST_KEPT:
-            _NAMES.clear()
-        try:
-            _NAMES[flower_run] = _names(run_config)
-        except FedSurrogateError:
-            # What is wrong with the data is said where they are used.
-            return ""
-    names = _NAMES[flower_run]
+    try:
+        # Each request would read the data for them.
+        names = remembered(("names", flower_run), lambda: _names(run_config))
+    except FedSurrogateError:
+        # What is wrong with the data is said where they are used.
+        return ""
     return names[node.partition_id] if len(names) == node.num_partitions else ""
 
 

@@ -25,7 +25,7 @@ from .left_out import LeftOut, SourceError, attempt, described, is_file, open_re
 from .readers import content_key
 from .records import Records, only, select, without
 from .source import DataSource, listing, require_columns, some
-from .table_records import OF_FOLDER, SourceTable
+from .table_records import OF_FOLDER, records_of
 from .tables import name_or_blank, names_in, read_table
 
 # Images of a file of which each is taken: a header may state any number.
@@ -111,14 +111,13 @@ def each_frame(records: Records, images: Sequence[DicomImage]) -> Records:
         place=lambda i: f"{places[i][0]} (image {places[i][1] + 1})",
     )
     own = select(every, [at for file in files for at in range(starts[file], starts[file + 1])])
-    return replace(
-        select(records, rows),
-        key=_key(records, rows),
-        opener=own.opener,
-        describe=own.describe,
-        place=own.place,
-        found=own.found,
-    )
+    return _as_opened(replace(select(records, rows), key=_key(records, rows)), own)
+
+
+def _as_opened(records: Records, own: Records) -> Records:
+    """Records whose images are those of others."""
+    shared = {name: getattr(own, name) for name in ("opener", "describe", "place", "found")}
+    return replace(records, **shared)
 
 
 def _key(records: Records, rows: Sequence[int]) -> str:
@@ -170,17 +169,8 @@ def read_dicom(source: DataSource, name: str, left: LeftOut) -> Records:
     # Which labels a run reads decides which rows of a table count; features are those of all.
     every = opened(root, found, source.frames, _decoders(found, LeftOut(one_by_one=True)))
     own = every if len(rows) == len(found) else only(every, rows)
-    readable = replace(
-        records,
-        key=own.key,
-        opener=own.opener,
-        describe=own.describe,
-        same=own.same,
-        place=own.place,
-        found=own.found,
-        patients=patients,
-        burned_in=burned_in,
-    )
+    noted = replace(records, key=own.key, patients=patients, burned_in=burned_in, same=own.same)
+    readable = _as_opened(noted, own)
     several = source.frames == "all"
     if source.bags or several:
         readable = replace(readable, bags=_bags(images, readable, source, left))
@@ -262,7 +252,8 @@ def _by_table(
     # From here on, each row belongs to an image.
     place = left.place
     left.place = lambda at: place(matched[at])
-    return found, places, SourceTable(file, columns).rows(matched).records(source, left)
+    of_rows = {name: [own[row] for row in matched] for name, own in columns.items()}
+    return found, places, records_of(file, of_rows, source, left)
 
 
 def key_of(table: Path, columns: Sequence[str]) -> str:

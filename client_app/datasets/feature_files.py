@@ -27,7 +27,7 @@ from .left_out import FolderWalk, LeftOut, SourceError, attempt, described
 from .readers import content_key, split_files
 from .records import Records, without
 from .source import DataSource, folder_of, listing, require_columns, some
-from .table_records import SourceTable, with_declared
+from .table_records import records_of, with_declared
 from .tables import csv_header, is_parquet, name_or_blank, parquet_table, read_table
 
 # Rows that are checked at a time, and bytes of a file that is not copied to memory.
@@ -104,7 +104,7 @@ def read_safetensors(source: DataSource, name: str, left: LeftOut) -> Records:
     columns = {
         each: [cell for own in all_ for cell in own.tolist()] for each, all_ in tensors.items()
     }
-    records = SourceTable(files[0], columns).records(source, left)
+    records = records_of(files[0], columns, source, left)
     declared = [header.classes.split(",") if source.target is None else () for header in headers]
     sizes = list(map(len, parts))
     records = with_declared(records, columns.get("y", ()), files, sizes, declared, left)
@@ -308,7 +308,7 @@ def read_slides(source: DataSource, name: str, left: LeftOut) -> Records:
     wanted, key = source.named, slide_column(table)
     columns = read_table(table, (key, *wanted), left, source.label_column, source.target)
     require_columns(table, {key: ""} | wanted, columns)
-    records = SourceTable(table, columns).records(source, left)
+    records = records_of(table, columns, source, left)
     given = [name_or_blank(cell) for cell in columns[key]]
     found, others = files_of(root, given)
     if find_tables(root) == [table]:

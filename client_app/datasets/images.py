@@ -25,7 +25,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
 
 Array = np.ndarray[Any, np.dtype[Any]]
+T = TypeVar("T")
 # Version of how images are read, DICOM too: features of another one are not taken from the cache.
 READER = 3
 # What is read, whatever a file is named: Pillow also knows EPS, for which it starts Ghostscript.
@@ -298,11 +299,11 @@ def _inverted(image: Image.Image, grey: Array) -> Array:
 # equal, and the last rows of a radiograph black.
 COMPARED = 4096
 # Results for the latest data sets: one process answers several requests on the same records.
-MOST_KNOWN = 8
-_known: dict[str, Tensor] = {}
+MOST_KNOWN = 16
+_known: dict[Hashable, Any] = {}
 
 
-def remembered(key: str, compute: Callable[[], Tensor]) -> Tensor:
+def remembered(key: Hashable, compute: Callable[[], T]) -> T:
     """The result of a function for the data of a key, computed once in this process.
 
     Args:
@@ -313,7 +314,8 @@ def remembered(key: str, compute: Callable[[], Tensor]) -> Tensor:
         while len(_known) >= MOST_KNOWN:
             _known.pop(next(iter(_known)))
         _known[key] = compute()
-    return _known[key]
+    known: T = _known[key]
+    return known
 
 
 def same_files(paths: Sequence[Path]) -> Tensor:

@@ -18,13 +18,11 @@ from fedsurrogate.common.targets.target import Target
 
 from ..node_config import NodeConfig, check_held_out, is_protected, judges
 from .dataset import Dataset, DataSource, group, load_all
+from .images import remembered
 from .left_out import SourceError
 
 PREFERRED_MINIMUM = 10
 DRAWS = 11  # for each minimum
-# Parts of the last calls of `partition`, by its arguments.
-_PARTS: dict[tuple[object, ...], list[Tensor]] = {}
-MOST_KEPT = 8
 # Settings of a run that select which of its records a site uses.
 SELECTING = ("test_fraction", "partition", "alpha", "classes_per_site", "site_column")
 # Of a data source: where it is, how it is read, and what has another name in the settings; and how a
@@ -275,11 +273,7 @@ def partition(
     kept = (settings.seed, settings.alpha, settings.classes_per_site, num_sites)
     sites = None if origin is None else tuple(origin)
     key = (labels.numpy().tobytes(), sites, settings.partition, *kept)
-    if key not in _PARTS:
-        while len(_PARTS) >= MOST_KEPT:
-            _PARTS.pop(next(iter(_PARTS)))
-        _PARTS[key] = _partition(labels, origin, settings, num_sites)
-    return list(_PARTS[key])
+    return list(remembered(key, lambda: _partition(labels, origin, settings, num_sites)))
 
 
 def _partition(

@@ -26,7 +26,7 @@ from .records import Records, without
 from .source import DataSource, folder_of
 from .source import listing as listing
 from .source import require_columns as require_columns
-from .table_records import SourceTable, with_declared
+from .table_records import records_of, with_declared
 from .tables import ParquetImages, parquet_table, values_of
 
 PARQUET = "data = 'parquet'"
@@ -84,7 +84,7 @@ def read_parquet(source: DataSource, name: str, left: LeftOut) -> Records:
         each: [cell for table in tables for cell in values_of(table.column(each), left)]
         for each in source.named
     }
-    records = SourceTable(files[0], columns).records(source, left)
+    records = records_of(files[0], columns, source, left)
     label = source.label_column
     declared = [
         _class_label_names(schema.metadata, label) if source.target is None else ()

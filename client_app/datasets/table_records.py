@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
@@ -23,64 +23,50 @@ from .source import DataSource, some
 from .tables import listed_labels, names_in, values_in
 
 
-@dataclass(frozen=True, eq=False)
-class SourceTable:
-    """Rows of a source, whatever its format; `LeftOut.place` says where each is.
+def records_of(
+    file: Path, columns: Mapping[str, Sequence[Any]], source: DataSource, left: LeftOut
+) -> Records:
+    """A record for each row of a source, whatever its format, without a key, images or features.
 
-    Attributes:
-        file: that holds them, for errors; the first of two.
+    Args:
+        file: that holds the rows, for errors; the first of two.
         columns: the cells of each row, by the normal name of the column.
+        source: names the columns; all but `split` must be there.
+        left: collects rows that cannot be used; it says where each is.
+
+    Raises:
+        DataError: for such a row, unless records are left out one by one.
     """
 
-    file: Path
-    columns: Mapping[str, Sequence[Any]]
+    def names(column: str | None, what: str) -> tuple[str, ...] | None:
+        return names_in(columns[column], what, left) if column else None
 
-    def rows(self, chosen: Sequence[int]) -> SourceTable:
-        """The table of some rows, in this order."""
-        columns = {name: [own[row] for row in chosen] for name, own in self.columns.items()}
-        return replace(self, columns=columns)
-
-    def records(self, source: DataSource, left: LeftOut) -> Records:
-        """A record for each row, without a key, images or features.
-
-        Args:
-            source: names the columns; all but `split` must be there.
-            left: collects rows that cannot be used.
-
-        Raises:
-            DataError: for such a row, unless records are left out one by one.
-        """
-        columns, file = self.columns, self.file
-
-        def names(column: str | None, what: str) -> tuple[str, ...] | None:
-            return names_in(columns[column], what, left) if column else None
-
-        values, labels = None, list[str]()
-        group = "value for --by" if source.whole else "site"
-        if source.target is None:
-            own = source.label_column
-            what = f"label ({own!r} of '{file}')"
-            lists = [row for row, cell in enumerate(columns[own]) if listed_labels(cell)]
-            left.note(
-                lists,
-                f"{len(lists)} rows of '{file}' hold a list of labels in {own!r}, such as "
-                f"{left.where(lists)}; write one class in a cell, or learn lists with task = 'multilabel'",
-            )
-            labels += names_in(columns[own], what, left, source.classes)
-        else:
-            values = values_in(columns, source.target, file, left)
-            labels += map(str, values.tolist())
-        return Records(
-            labels,
-            "",
-            split_of(columns.get("split"), file, left),
-            origin=names(source.site_column, f"{group} ({source.site_column!r} of '{file}')"),
-            patients=names(
-                source.patient_column, f"patient ID (patient-column = {source.patient_column!r})"
-            ),
-            values=values,
-            bags=names(source.bags, f"bag (bag-column = {source.bags!r})"),
+    values, labels = None, list[str]()
+    group = "value for --by" if source.whole else "site"
+    if source.target is None:
+        own = source.label_column
+        what = f"label ({own!r} of '{file}')"
+        lists = [row for row, cell in enumerate(columns[own]) if listed_labels(cell)]
+        left.note(
+            lists,
+            f"{len(lists)} rows of '{file}' hold a list of labels in {own!r}, such as "
+            f"{left.where(lists)}; write one class in a cell, or learn lists with task = 'multilabel'",
         )
+        labels += names_in(columns[own], what, left, source.classes)
+    else:
+        values = values_in(columns, source.target, file, left)
+        labels += map(str, values.tolist())
+    return Records(
+        labels,
+        "",
+        split_of(columns.get("split"), file, left),
+        origin=names(source.site_column, f"{group} ({source.site_column!r} of '{file}')"),
+        patients=names(
+            source.patient_column, f"patient ID (patient-column = {source.patient_column!r})"
+        ),
+        values=values,
+        bags=names(source.bags, f"bag (bag-column = {source.bags!r})"),
+    )
 
 
 def split_of(cells: Sequence[Any] | None, file: Path, left: LeftOut) -> Tensor | None:

@@ -8,8 +8,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save
@@ -73,38 +74,23 @@ def gradient_slope(
     real: Sequence[Tensor],
     mse_weight: float,
     noise: float,
+    by_class: bool = False,
 ) -> tuple[float, Tensor]:
-    """`Statistic.slope` of the gradient of the loss."""
-    return matching_slope(
-        body, parameters, [records], change, lambda mine: mismatch(mine, real, mse_weight, noise)
-    )
+    """`Statistic.slope` of the gradient of the loss, or of the gradients of each class.
 
-
-def class_gradient_slope(
-    body: nn.Module,
-    parameters: Tensors,
-    records: LandscapeRecords,
-    change: Change,
-    real: Sequence[Tensor],
-    mse_weight: float,
-    noise: float,
-) -> tuple[float, Tensor]:
-    """`Statistic.slope` of the gradients of each class.
-
-    The mismatch is divided by the number of tensors. Without that, the steps of the images would
-    grow with the classes.
+    The mismatch of these is divided by the number of tensors. Without that, the steps of the images
+    would grow with the classes.
 
     Source: Zhao et al. 2021, algorithm 1, which matches by class.
     """
-    sets = [own for _, own in classes_of(records)]
-    difference, slope = matching_slope(
-        body,
-        parameters,
-        sets,
-        change,
-        lambda mine: mismatch(mine, real, mse_weight, noise) / len(mine),
-    )
-    return difference, slope[records.labels.argsort(stable=True).argsort()]
+    sets = [own for _, own in classes_of(records)] if by_class else [records]
+
+    def difference(mine: Sequence[Tensor]) -> Tensor:
+        wrong = mismatch(mine, real, mse_weight, noise)
+        return wrong / len(mine) if by_class else wrong
+
+    wrong, slope = matching_slope(body, parameters, sets, change, difference)
+    return wrong, slope[records.labels.argsort(stable=True).argsort()] if by_class else slope
 
 
 def class_mean_slope(
@@ -214,7 +200,9 @@ def _outputs(body: nn.Module, parameters: Tensors, values: Tensor) -> tuple[Tens
 
 
 GRADIENT = Statistic(gradient, gradient_slope)
-CLASS_GRADIENTS = Statistic(real_class_gradients, class_gradient_slope, by_class=True)
+CLASS_GRADIENTS = Statistic(
+    real_class_gradients, partial(gradient_slope, by_class=True), by_class=True
+)
 CLASS_MEANS = Statistic(real_class_means, class_mean_slope, by_class=True)
 
 
@@ -484,19 +472,6 @@ def effective_radius(
 MOMENTUM = 0.5
 
 
-class RealStatistic(Protocol):
-    """A statistic of a site's real records, such as their gradient: of all, of a batch, or private.
-
-    Attributes:
-        noise: standard deviation of it in every entry.
-    """
-
-    noise: float
-
-    def __call__(self, parameters: Tensors, change: Change) -> dict[str, Tensor]:
-        """One evaluation of the statistic."""
-
-
 @dataclass(frozen=True)
 class Matching:
     """Settings of the synthesis in a round.
@@ -541,7 +516,7 @@ def synthesise(
     body: nn.Module,
     model: Tensors,
     begin: LandscapeRecords,
-    real: RealStatistic,
+    real: Batches | PrivateGradient,
     matching: Matching,
     changes: Iterator[Change],
 ) -> tuple[LandscapeRecords, Synthesis]:
@@ -642,7 +617,7 @@ def approximate(
         settings.augment, stream(run.settings.seed, "fedlap", job.site, job.round, "augment")
     )
     batches = stream(run.settings.seed, "fedlap", job.site, job.round)
-    looks: RealStatistic = Batches(body, real, settings.batch_size, batches, statistic)
+    looks: Batches | PrivateGradient = Batches(body, real, settings.batch_size, batches, statistic)
     if claim is not None:
         expected = settings.batch_size or 1
         units = Units.of(job.training_units(classes), len(labels))
