@@ -14,8 +14,8 @@ from flwr.clientapp import ClientApp
 from fedsurrogate.common.errors import LOG, FedSurrogateError
 
 app = ClientApp()
+# The node-config of this process's own start; None where a run simulates sites.
 _own_settings: str | None = None
-"""The node-config of this process's own start; None where a run simulates sites."""
 # In characters.
 LONGEST_REASON = 1000
 # What a message of each kind asks for; the models of a comparison are evaluated in simulations alone.

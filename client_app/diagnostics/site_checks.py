@@ -160,8 +160,8 @@ def _starts(command: Sequence[str], program: str) -> bool:
 GIB = 2**30
 LEAST_DISK, LITTLE_DISK, LITTLE_MEMORY = 0.2 * GIB, 5 * GIB, 4 * GIB
 MEASURED_IMAGES, MOST_CLASSES_SHOWN = 48, 12
+# State, facts and remedy of a finding.
 Outcome = tuple[State, str, str]
-"""State, facts and remedy of a finding."""
 DATA = (
     "see data, data-dir and the columns in the node-config; in a kit DATA, DATA_KIND and LABEL_COLUMN in "
     ".env"

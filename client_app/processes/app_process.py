@@ -51,11 +51,11 @@ if TYPE_CHECKING:
 
 
 FLAG = "--warm"
+# Variable of the environment; "0": each task is a new process, which needs less memory at rest.
 SWITCH = "FEDSURROGATE_WARM"
-"""Variable of the environment; "0": each task is a new process, which needs less memory at rest."""
 LONGEST = 2**16
+# Seconds between two starts of such a process at least; tasks meanwhile are new processes.
 PAUSE = 60.0
-"""Seconds between two starts of such a process at least; tasks meanwhile are new processes."""
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
 READY_NAME = "site-warm"
 MODULES = (
@@ -71,8 +71,8 @@ MODULES = (
     "fedsurrogate.client_app.clientapp",
     "fedsurrogate.client_app.requests",
 )
+# Of a site; all their modules are imported.
 PACKAGES = ("methods", "governance", "features")
-"""Of a site; all their modules are imported."""
 
 
 class WarmStarter:

@@ -31,10 +31,11 @@ from ..node_config import data_present
 if TYPE_CHECKING:
     from ..node_config import NodeConfig
 
+# Ending of the socket, after the Runtime API's name.
 SOCKET = ".status"
-"""Ending of the socket, after the Runtime API's name."""
 SECONDS, LONGEST, LOOK_SECONDS = 5.0, 65536, 15.0
 RESTART = "start the app again: docker compose up -d --force-recreate app"
+# Totals of a ledger, and what they mean.
 LEDGER = {
     "ledger_usable": "1 if the ledger agrees with its check log; 0: nothing leaves this site.",
     "budget_epsilon_total": "Epsilon that the policy allows for all releases of these data.",
@@ -45,7 +46,6 @@ LEDGER = {
     "releases_without_privacy": "Releases without differential privacy.",
     "last_release_timestamp_seconds": "Unix time of the newest entry of the ledger.",
 }
-"""Totals of a ledger, and what they mean."""
 
 
 class AppReport(BaseModel):
