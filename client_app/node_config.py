@@ -1,10 +1,17 @@
-"""The node-config: a site's own settings. The coordinator can neither see nor change them."""
+"""The node-config: a site's own settings. The coordinator can neither see nor change them.
+And the files that this software keeps at a site: no other account of the machine may read them.
+
+A program of a site makes them so (`owner_only`). An earlier version let the umask decide; what it
+left is closed when the site next works.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -344,3 +351,64 @@ def check_stated(node: NodeConfig, stated: Mapping[str, Scalar]) -> None:
             "started with, and only those hold; start the SuperNode without --node-config; if nobody "
             "gave it one, find out which program states them"
         )
+
+
+# All that this software keeps in each folder. Others' files there stay as they are: a person may
+# have named a folder that holds more.
+IN_STATE = (
+    "audit.key",
+    "audited",
+    "data-report-*.json",
+    "decisions.json",
+    "decisions.lock",
+    "disclosures",
+    "generators",
+    "held",
+    "keys",
+    "ledgers",
+    "models",
+    "policy.json",
+    "public",
+    "replies",
+    "requests.json*",
+    "runs",
+    "site.log*",
+    "sums",
+)
+IN_CACHE = ("features",)
+IN_CHECK_LOG = ("*.answered*", "*.witness*")
+OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+def own_files(node: NodeConfig) -> Iterator[str]:
+    """Paths of all files and folders that this software keeps at a site, without following links."""
+    for folder, patterns in (
+        (node.state, IN_STATE),
+        (node.cache, IN_CACHE),
+        (node.check_log, IN_CHECK_LOG),
+    ):
+        for each in (found for pattern in patterns for found in folder.glob(pattern)):
+            yield str(each)
+            # A link would lead to a folder that may be another's.
+            for inner, folders, files in () if each.is_symlink() else os.walk(each):
+                yield from (f"{inner}/{name}" for name in (*folders, *files))
+
+
+def readable_by_others(node: NodeConfig) -> list[Path]:
+    """Those of `own_files` that the mode lets other accounts read, write or list."""
+    found = []
+    for path in own_files(node):
+        with suppress(OSError):
+            mode = os.lstat(path).st_mode
+            if mode & OTHERS and not stat.S_ISLNK(mode):
+                found.append(Path(path))
+    return found
+
+
+def close_to_others(node: NodeConfig) -> None:
+    """Take the rights of other accounts from files of an earlier version, as far as they are this
+    account's.
+    """
+    for path in readable_by_others(node):
+        with suppress(OSError):
+            path.chmod(stat.S_IMODE(path.lstat().st_mode) & ~OTHERS)

@@ -73,13 +73,13 @@ from .model_use.store import keep_received
 from .node_config import (
     NodeConfig,
     check_stated,
+    close_to_others,
     is_protected,
     not_writable,
     packages_of,
     parse_node_config,
 )
 from .offline.keys import private_key
-from .own_files import close_to_others
 from .secure_aggregation import sum_keys, sum_list, sum_open, sum_shares
 
 if TYPE_CHECKING:

@@ -28,7 +28,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsurrogate.common.errors import LOG, PolicyError, SealError, StateError, SurrogateError
+from fedsurrogate.common.errors import (
+    LOG,
+    PolicyError,
+    SealError,
+    StateError,
+    SurrogateError,
+    told_as,
+)
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.methods.method import BITS, WITHHELD, load
 from fedsurrogate.common.privacy.mechanism import DISTRIBUTED_SUMS
@@ -49,7 +56,6 @@ from .governance.work_limits import SiteLimits
 from .methods.job import Job, MethodOutput, SiteRequest, SiteStatistic
 from .node_config import NodeConfig
 from .offline.keys import private_key
-from .own_files import told_as
 
 TRAINING, HELD_OUT = "training", "held-out"
 REMEDY = (

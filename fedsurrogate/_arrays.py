@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedsurrogate.client_app.datasets.left_out import LeftOut
 from fedsurrogate.client_app.datasets.records import Records
-from fedsurrogate.client_app.datasets.table_records import pooled as pooled_records
+from fedsurrogate.client_app.datasets.records import pooled as pooled_records
 from fedsurrogate.client_app.datasets.tables import names_in
 from fedsurrogate.client_app.features.extraction import Bags
 from fedsurrogate.client_app.features.site_features import LabelledFeatures

@@ -31,7 +31,7 @@ from .runs.state import read_json
 
 # By name: the coordinator's code does not import the site's. In a simulation, this machine is every
 # site.
-TEST_RECORDS = "fedsurrogate.client_app.diagnostics.simulation_checks"
+TEST_RECORDS = "fedsurrogate.client_app.diagnostics.first_look"
 
 
 def refit(

@@ -14,7 +14,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from fedsurrogate.common.errors import ConfigError, DataError, PolicyError
+from fedsurrogate.common.errors import ConfigError, DataError, PolicyError, told_as
 from fedsurrogate.common.files import kept_secret, replace_file
 from fedsurrogate.common.pages import svg
 from fedsurrogate.common.run import Run
@@ -24,7 +24,6 @@ from ..features.site_features import SiteFeatures, in_simulation, load_site
 from ..governance.ledger import dataset_id
 from ..governance.policy import Policy
 from ..node_config import NodeConfig
-from ..own_files import told_as
 from .release_audit import FEWEST, ReleaseAudit, audit_release
 
 PAGE = (

@@ -97,12 +97,10 @@ def enrol(
 
     Asks for what is not given.
     """
-    from fedsurrogate.common.errors import ConfigError
+    from fedsurrogate.common.errors import ConfigError, told_as
     from fedsurrogate.common.files import replace_file
     from fedsurrogate.common.security import enrolment
     from fedsurrogate.common.security.documents import in_groups
-
-    from ..own_files import told_as
 
     enrolment.check_site_name(name)
     folder = out or Path(name)

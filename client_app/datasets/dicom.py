@@ -23,9 +23,8 @@ from .image_folders import files_below, folder_bags, in_class_folders, note_dept
 from .images import of_dicom, remembered, same_files
 from .left_out import LeftOut, SourceError, attempt, described, is_file, open_regular, printable
 from .readers import content_key
-from .records import Records, only, select, without
+from .records import OF_FOLDER, Records, only, records_of, select, without
 from .source import DataSource, listing, require_columns, some
-from .table_records import OF_FOLDER, records_of
 from .tables import name_or_blank, names_in, read_table
 
 # Images of a file of which each is taken: a header may state any number.

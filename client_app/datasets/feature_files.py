@@ -25,9 +25,8 @@ from .image_folders import find_table, find_tables, note_repeated
 from .images import remembered, same_bytes, same_rows
 from .left_out import FolderWalk, LeftOut, SourceError, attempt, described
 from .readers import content_key, split_files
-from .records import Records, without
+from .records import Records, records_of, with_declared, without
 from .source import DataSource, folder_of, listing, require_columns, some
-from .table_records import records_of, with_declared
 from .tables import csv_header, is_parquet, name_or_blank, parquet_table, read_table
 
 # Rows that are checked at a time, and bytes of a file that is not copied to memory.

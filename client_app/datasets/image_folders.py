@@ -19,9 +19,8 @@ from .dicom_files import is_dicom_file
 from .images import of_file, open_rgb, remembered, same_files
 from .left_out import FolderWalk, LeftOut, SourceError, attempt, is_file, is_folder, of_system
 from .readers import content_key
-from .records import Records, without
+from .records import OF_FOLDER, Records, bags_by_folder, records_of, split_by_size, without
 from .source import DataSource, folder_of, listing, require_columns, some
-from .table_records import OF_FOLDER, bags_by_folder, records_of, split_by_size
 from .tables import check_table, read_table
 
 # Names of folders that hold a part of the records, not a class.

@@ -22,11 +22,10 @@ from fedsurrogate.common.identity import normal
 
 from .images import of_bytes, open_rgb, remembered, same_bytes
 from .left_out import LeftOut, SourceError
-from .records import Records, without
+from .records import Records, records_of, with_declared, without
 from .source import DataSource, folder_of
 from .source import listing as listing
 from .source import require_columns as require_columns
-from .table_records import records_of, with_declared
 from .tables import ParquetImages, parquet_table, values_of
 
 PARQUET = "data = 'parquet'"

@@ -42,9 +42,8 @@ from ..governance.gate import Gate, open_gate
 from ..governance.ledger import own_ledger
 from ..governance.policy import NO_LIMIT, check_confirmed, policy_of
 from ..governance.release import FALLBACK, check_dimension, verdict, why_held
-from ..node_config import NodeConfig, is_protected, packages_of
+from ..node_config import NodeConfig, is_protected, packages_of, readable_by_others
 from ..offline.keys import coordinator_key
-from ..own_files import readable_by_others
 from ..processes.app_report import LEDGER, AppReport
 from .connection_checks import Finding, State
 from .first_look import check_classes, list_data

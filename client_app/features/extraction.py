@@ -28,7 +28,7 @@ from torch import Tensor
 
 from fedsurrogate.common.backbones.backbones import Backbone
 from fedsurrogate.common.backbones.power_transform import raised
-from fedsurrogate.common.errors import LOG, BackboneError, DataError
+from fedsurrogate.common.errors import LOG, BackboneError, DataError, told_as
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.logs import counted
 from fedsurrogate.common.machine import available_memory, usable_cores
@@ -38,7 +38,6 @@ from fedsurrogate.common.privacy.gaussian_mechanism import clip
 from ..datasets.dataset import Dataset
 from ..datasets.images import READER
 from ..datasets.left_out import NoRecordsError, SourceError
-from ..own_files import told_as
 from .device_processes import Devices, Part, check_same_size, in_parts, in_processes
 
 MIB = 2**20

@@ -26,7 +26,7 @@ from fedsurrogate.common.backbones.networks import options_of
 from fedsurrogate.common.backbones.own_backbones import own_backbone
 from fedsurrogate.common.backbones.power_transform import with_power
 from fedsurrogate.common.data_report import DataReport, Loss
-from fedsurrogate.common.errors import LOG, BackboneError, ConfigError, DataError
+from fedsurrogate.common.errors import LOG, BackboneError, ConfigError, DataError, told_as
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.image_histograms import Histogram, histograms_of, maker_among
 from fedsurrogate.common.machine import usable_cores
@@ -43,7 +43,6 @@ from ..datasets.left_out import NoRecordsError, SourceError, attempt, described
 from ..datasets.partition import share
 from ..datasets.records import Facts
 from ..node_config import NodeConfig, is_protected
-from ..own_files import told_as
 from .extraction import MIB, Features, chunks, extract, written
 
 if TYPE_CHECKING:

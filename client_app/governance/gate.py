@@ -15,7 +15,7 @@ from typing import Literal
 
 from filelock import FileLock
 
-from fedsurrogate.common.errors import ConfigError, PolicyError
+from fedsurrogate.common.errors import ConfigError, PolicyError, told_as
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.privacy.accounting import GaussianEvent
 from fedsurrogate.common.privacy.mechanism import EXACT_COUNTS, HIDE_CLASSES, VARY_IN_SIZE
@@ -29,7 +29,6 @@ from fedsurrogate.common.wire.records import Info
 from ..datasets.dataset import check_class_folders, check_run_classes
 from ..datasets.partition import selection
 from ..node_config import NodeConfig
-from ..own_files import told_as
 from .budget import Charged, Release, check_budget, closed, runs_left, spent
 from .ledger import Ledger, budget_of, own_ledger
 from .policy import PUBLIC_KINDS, Policy, check_confirmed, policy_of

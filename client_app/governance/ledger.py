@@ -26,7 +26,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fedsurrogate.common.errors import ConfigError, LedgerError
+from fedsurrogate.common.errors import ConfigError, LedgerError, told_as
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.privacy.accounting import (
     GaussianEvent,
@@ -36,7 +36,6 @@ from fedsurrogate.common.privacy.accounting import (
 from fedsurrogate.common.security.registrations import Receipt
 
 from ..node_config import NodeConfig
-from ..own_files import told_as
 from .budget import (
     Budget,
     Entry,

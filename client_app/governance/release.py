@@ -18,7 +18,7 @@ import torch
 
 from fedsurrogate.common.backbones.backbones import Backbone
 from fedsurrogate.common.backbones.power_transform import with_power
-from fedsurrogate.common.errors import LOG, ConfigError, FedSurrogateError, LedgerError
+from fedsurrogate.common.errors import LOG, ConfigError, FedSurrogateError, LedgerError, told_as
 from fedsurrogate.common.extras import check_packages
 from fedsurrogate.common.files import put_in_place, replace_file, stage_file
 from fedsurrogate.common.methods.method import Combination, load
@@ -38,7 +38,6 @@ from ..features.site_features import (
 )
 from ..methods.job import Job, MethodOutput, SiteRequest
 from ..node_config import NodeConfig, is_protected, packages_of
-from ..own_files import told_as
 from .budget import Release
 from .gate import Gate
 from .ledger import dataset_id

@@ -18,13 +18,12 @@ from typing import Any
 
 from pydantic import Field
 
-from fedsurrogate.common.errors import LOG, MOST_CLASSES, PolicyError, StorageError
+from fedsurrogate.common.errors import LOG, MOST_CLASSES, PolicyError, StorageError, told_as
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.methods.method import Work
 from fedsurrogate.common.settings import BackboneSettings, Section, Settings
 
 from ..node_config import NodeConfig
-from ..own_files import told_as
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,14 @@ from typing import Any
 
 from filelock import FileLock
 
-from fedsurrogate.common.errors import ConfigError, DataError, LedgerError, PolicyError, StateError
+from fedsurrogate.common.errors import (
+    ConfigError,
+    DataError,
+    LedgerError,
+    PolicyError,
+    StateError,
+    told_as,
+)
 from fedsurrogate.common.files import replace_file, stage_file
 from fedsurrogate.common.message_files import (
     LARGEST_FILE,
@@ -37,7 +44,6 @@ from ..governance.ledger import Ledger, own_ledger
 from ..governance.release import charge_and_release, prepare
 from ..methods.job import SiteRequest
 from ..node_config import NodeConfig
-from ..own_files import told_as
 from ..requests import LARGEST_MODEL, answer
 from .keys import coordinator_key, key_name, private_key
 

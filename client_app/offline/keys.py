@@ -6,12 +6,11 @@ import json
 import re
 from pathlib import Path
 
-from fedsurrogate.common.errors import LOG, ConfigError, SealError
+from fedsurrogate.common.errors import LOG, ConfigError, SealError, told_as
 from fedsurrogate.common.files import kept_secret
 from fedsurrogate.common.security.sealing import PUBLIC_BYTES, SEED_BYTES, read_keys
 
 from ..node_config import NodeConfig
-from ..own_files import told_as
 
 HEX_KEY, LARGEST_KEY_FILE = re.compile(rf"[0-9a-f]{{{2 * PUBLIC_BYTES}}}"), 4096
 

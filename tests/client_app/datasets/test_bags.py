@@ -19,8 +19,7 @@ from torch import Tensor
 
 from fedsurrogate.client_app.datasets.left_out import LeftOut
 from fedsurrogate.client_app.datasets.partition import share
-from fedsurrogate.client_app.datasets.records import Records
-from fedsurrogate.client_app.datasets.table_records import pooled
+from fedsurrogate.client_app.datasets.records import Records, pooled
 from fedsurrogate.client_app.features.extraction import PIECE, Bags
 from fedsurrogate.client_app.features.site_features import SiteFeatures, load_site
 from fedsurrogate.client_app.governance.release import without_records
