@@ -29,7 +29,7 @@ from ..audit.output import TEMPLATES, check_attacks
 from ..features.site_features import site_name
 from ..governance.gate import Gate, open_gate
 from ..governance.ledger import own_ledger
-from ..governance.policy import Policy, policy_of
+from ..governance.policy import policy_of
 from ..governance.release import DISCLOSURES, Verdict, prepare, verdict, without_records
 from ..methods.job import SiteRequest
 from ..node_config import NodeConfig
@@ -37,9 +37,10 @@ from ..offline.keys import coordinator_key
 from .release_audit import FEWEST, ReleaseAudit, audit_release
 
 CHECK = "check"
+Part = dict[str, Any]
 
 
-def check_run(run: Run, node: NodeConfig) -> dict[str, Any]:
+def check_run(run: Run, node: NodeConfig) -> Part:
     """Ask the gate about a run, and make the surrogate that this site would send in a run of one round.
 
     A real release draws new noise, so the surrogate of a check never leaves.
@@ -56,14 +57,14 @@ def check_run(run: Run, node: NodeConfig) -> dict[str, Any]:
     return facts | {"may_leave": not refusal, "refusal": refusal or None}
 
 
-def _made(run: Run, node: NodeConfig, gate: Gate) -> tuple[dict[str, Any], str]:
+def _made(run: Run, node: NodeConfig, gate: Gate) -> tuple[Part, str]:
     request = SiteRequest(
         run, node, site_name(node, 0), flower_run=CHECK, info={"lineage": "check"}
     )
     prepared = prepare(request, gate, affordable=False)
     release, records = prepared.release, len(prepared.found.train.labels)
     found = verdict(run, gate, node, records)
-    facts: dict[str, Any] = {
+    facts: Part = {
         "mechanism": release.mechanism,
         "unit": gate.unit_of(release) if release.events else None,
         "epsilon": release.epsilon or None,
@@ -92,7 +93,7 @@ def _made(run: Run, node: NodeConfig, gate: Gate) -> tuple[dict[str, Any], str]:
     return facts, refusal
 
 
-def _planned(run: Run, node: NodeConfig, gate: Gate) -> tuple[dict[str, Any], str]:
+def _planned(run: Run, node: NodeConfig, gate: Gate) -> tuple[Part, str]:
     """Of a run in rounds: what its settings say. Its releases depend on models that are not there."""
     found, own = verdict(run, gate, node), run.settings
     claim = run.mechanism_for("patient" if node.protects == "patient" else "record")
@@ -102,7 +103,7 @@ def _planned(run: Run, node: NodeConfig, gate: Gate) -> tuple[dict[str, Any], st
         cost = costs(run, dimension, classes, 0, 1)[0]
     except FedSurrogateError:
         cost = None  # Only the images tell the dimension.
-    facts: dict[str, Any] = {
+    facts: Part = {
         "mechanism": claim.name if claim else "none",
         "unit": claim.unit if claim else None,
         "epsilon": own.epsilon or None,
@@ -116,7 +117,7 @@ def _planned(run: Run, node: NodeConfig, gate: Gate) -> tuple[dict[str, Any], st
     return facts, found.refusal
 
 
-def _budget(found: Verdict) -> dict[str, Any]:
+def _budget(found: Verdict) -> Part:
     return {
         "epsilon_before": found.spent,
         "epsilon_total": found.total,
@@ -133,7 +134,7 @@ PARTS = {
 }
 
 
-def page_of(content: dict[str, Any], address: str) -> str:
+def page_of(content: Part, address: str) -> str:
     """The page of a sheet, HTML.
 
     Args:
@@ -145,7 +146,6 @@ def page_of(content: dict[str, Any], address: str) -> str:
     return render_page("disclosure.html.j2.md", values, TEMPLATES)
 
 
-Part = dict[str, Any]
 # Settings that name folders and files of this machine.
 PLACES = ("data-dir", "output-dir", "weights-path")
 REFUSALS = (
@@ -191,34 +191,40 @@ def sheet(run: Run, node: NodeConfig, made: Part, audit: ReleaseAudit) -> Part:
         made: the release, as a check makes it.
         audit: attacks on such releases.
     """
+    method, settings, policy = run.method, run.settings, policy_of(node)
+    limits = policy.model_dump(mode="json")
+    alone = (
+        "the sum of all sites only"
+        if settings.secure_aggregation
+        else "this site's release by itself"
+    )
+    key = coordinator_key(node).hex() if node.coordinator_key else ""
     return {
         "schema": 1,
         "run": run.digest,
         "site": node.site,
         "written": datetime.now(UTC).isoformat(timespec="seconds"),
-        "projects": _projects(run),
-        "people": _people(node),
-        "data": _data(
-            node.data or run.settings.data,
-            run.settings.backbone,
-            made,
-            run.settings.features.bag,
-        ),
-        "settings": _settings(
-            run.settings.secure_aggregation, run.settings.fedpft.seal, policy_of(node)
-        ),
+        "projects": {
+            "method": method.name,
+            "title": method.title,
+            "source": method.paper,
+            "purpose": "to be filled in by hand",
+            "settings that differ from the defaults": _changed(run),
+        },
+        "people": {
+            "receives it": "the coordinator whose requests this site answers",
+            "key of the coordinator": key
+            or "none is set: any coordinator that the connection admits",
+            "others who may read it": "the coordinator's network and whoever it forwards the release "
+            "or the learned model to",
+        },
+        "data": _data(node.data or settings.data, settings.backbone, made, settings.features.bag),
+        "settings": {
+            "the coordinator sees": alone,
+            "sealed for other sites": settings.fedpft.seal,
+        }
+        | {f"policy: {name.replace('_', '-')}": limits[name] for name in LIMITS},
         "outputs": _outputs(run.plan.messages.sends, node, made, audit),
-    }
-
-
-def _projects(run: Run) -> Part:
-    method = run.method
-    return {
-        "method": method.name,
-        "title": method.title,
-        "source": method.paper,
-        "purpose": "to be filled in by hand",
-        "settings that differ from the defaults": _changed(run),
     }
 
 
@@ -240,17 +246,6 @@ def _inner(value: Any, usual: Any) -> Any:
     return {key: inner for key, inner in value.items() if inner != usual[key]}
 
 
-def _people(node: NodeConfig) -> Part:
-    return {
-        "receives it": "the coordinator whose requests this site answers",
-        "key of the coordinator": coordinator_key(node).hex()
-        if node.coordinator_key
-        else "none is set: any coordinator that the connection admits",
-        "others who may read it": "the coordinator's network and whoever it forwards the release "
-        "or the learned model to",
-    }
-
-
 def _data(kind: str, backbone: str, facts: Part, bag: Bag) -> Part:
     pooled = "" if bag == "none" else f"; a record is a bag, the {bag} of its images' features"
     return {
@@ -266,25 +261,9 @@ def _data(kind: str, backbone: str, facts: Part, bag: Bag) -> Part:
 
 # Limits of the policy that a sheet shows.
 LIMITS = (
-    "methods",
-    "mechanisms",
-    "epsilon_per_run",
-    "epsilon_total",
-    "delta",
-    "without_dp",
-    "smallest_class",
-    "largest_payload_mib",
+    *("methods", "mechanisms", "epsilon_per_run", "epsilon_total", "delta", "without_dp"),
+    *("smallest_class", "largest_payload_mib"),
 )
-
-
-def _settings(secure_aggregation: bool, sealed: bool, policy: Policy) -> Part:
-    limits = policy.model_dump(mode="json")
-    return {
-        "the coordinator sees": "the sum of all sites only"
-        if secure_aggregation
-        else "this site's release by itself",
-        "sealed for other sites": sealed,
-    } | {f"policy: {name.replace('_', '-')}": limits[name] for name in LIMITS}
 
 
 def _outputs(sends: Sequence[Field], node: NodeConfig, facts: Part, audit: ReleaseAudit) -> Part:
