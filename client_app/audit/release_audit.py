@@ -66,10 +66,8 @@ def generator_of(run: Run, node: NodeConfig, site_features: SiteFeatures) -> Any
     """
     classes, d = site_features.classes, site_features.train.features.shape[1]
     module = fresh_generator(run.settings, run.method.adversarial, len(classes), d)
-    tensors, header = (
-        tensors_of(module),
-        Header(run.settings.method, run.digest, "audit", site_features.fingerprint, classes),
-    )
+    tensors = tensors_of(module)
+    header = Header(run.settings.method, run.digest, "audit", site_features.fingerprint, classes)
     with tempfile.TemporaryDirectory(prefix="audit-") as name:
         here = node.model_copy(update={"state_dir": name})
         for number in range(1, run.rounds + 1):
@@ -357,10 +355,8 @@ def audit_release(
         ratios[RMIA] = membership.rmia(trials[first])
     # Sums of a target have two attacks, and a record may stand out in either.
     shown = list(trials.values()) if run.target is not None else [trials[first]]
-    inside, apart = (
-        trials[first].members,
-        np.max([membership.distinct(each) for each in shown], axis=0),
-    )
+    inside = trials[first].members
+    apart = np.max([membership.distinct(each) for each in shown], axis=0)
     attacks = {name: membership.success(each, inside) for name, each in ratios.items()}
     epsilon, delta = float(run.settings.epsilon or 0), float(run.settings.delta or 0)
     excess = {

@@ -104,10 +104,8 @@ def share(run: Run, node: NodeConfig, in_simulation: bool = False) -> SiteShare:
     else:
         (dataset,) = datasets
         parts = _train_parts(dataset, run.settings, node.num_partitions)
-        train, test = (
-            parts[node.partition_id],
-            _test_parts(dataset, parts, run.settings.partition == "column")[node.partition_id],
-        )
+        train = parts[node.partition_id]
+        test = _test_parts(dataset, parts, run.settings.partition == "column")[node.partition_id]
     # As at a hospital, so that the digits give the results of a real deployment. A survey counts
     # all records, but in secure aggregation without noise those that train: its difference from the sum
     # of a training run would show the others.

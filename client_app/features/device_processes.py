@@ -374,10 +374,8 @@ def _join(parts: list[Part]) -> Part:
         check_same_size(readable[0].size, part.size)
     images = [part.images for part in readable if part.images is not None]
     joined = None if not images else images[0] if len(images) == 1 else torch.cat(images)
-    rows, broken = (
-        [row for part in parts for row in part.rows],
-        [each for part in parts for each in part.broken],
-    )
+    rows = [row for part in parts for row in part.rows]
+    broken = [each for part in parts for each in part.broken]
     return Part(rows, joined, broken, size=readable[0].size if readable else ())
 
 

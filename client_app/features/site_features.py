@@ -417,10 +417,8 @@ def in_simulation() -> bool:
     """Whether this process is a worker of Flower's simulation, or simulates sites itself. The
     process decides this, never a message.
     """
-    ray, engine = (
-        sys.modules.get("ray"),
-        sys.modules.get("fedsurrogate.server_app.deployment.local_engine"),
-    )
+    ray = sys.modules.get("ray")
+    engine = sys.modules.get("fedsurrogate.server_app.deployment.local_engine")
     return bool(ray and ray.is_initialized()) or bool(engine and engine.running())
 
 

@@ -41,10 +41,8 @@ IN_CLEAR: dict[str, tuple[str, ...]] = {
     "surrogate": ("simulated",),
 }
 # Requests of a run that counts, and the further ones if it is secure aggregation.
-COUNTING_REQUESTS, SUMMED_COUNTING_REQUESTS = (
-    ("name", "surrogate"),
-    ("identification", "sum-shares", "sum-list", "sum-open"),
-)
+COUNTING_REQUESTS = ("name", "surrogate")
+SUMMED_COUNTING_REQUESTS = ("identification", "sum-shares", "sum-list", "sum-open")
 
 
 def check_sealed_run(policy: Policy, sealed: bool, peers: str) -> None:

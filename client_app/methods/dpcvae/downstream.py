@@ -137,10 +137,8 @@ def mix(
             f"{len(order)} training records cannot be split into training and validation "
             f"({validation:g})"
         )
-    kept, local = (
-        own.take(order[:held]),
-        head_on(own.take(order[held:]), shared.header, settings, seed),
-    )
+    kept = own.take(order[:held])
+    local = head_on(own.take(order[held:]), shared.header, settings, seed)
     mine, theirs = (model.scores(kept.features).softmax(1) for model in (local, shared))
     right = [((s * mine + (1 - s) * theirs).argmax(1) == kept.labels).sum() for s in SHARES]
     best = max(

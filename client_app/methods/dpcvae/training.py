@@ -93,10 +93,8 @@ class CVAETrainer:
         Returns:
             Losses (n,).
         """
-        kinds, noise = (
-            one_hot(labels, len(self._decoder.means)).to(embeddings),
-            noise.to(embeddings),
-        )
+        kinds = one_hot(labels, len(self._decoder.means)).to(embeddings)
+        noise = noise.to(embeddings)
         missed, apart = elbo(self._encoder, self._decoder, embeddings, kinds, noise)
         return (missed + self._beta * apart) / embeddings.shape[1]
 
@@ -133,12 +131,10 @@ class GanTrainer:
         generator: torch.Generator,
     ) -> None:
         self.modules = nn.ModuleList([judge])
-        self._maker, self._discriminator, self._generator, self._size = (
-            maker,
-            judge,
-            generator,
-            settings.batch_size,
-        )
+        self._maker = maker
+        self._discriminator = judge
+        self._generator = generator
+        self._size = settings.batch_size
         self._shares = shares.double().clamp_min(0) + 1e-9
         self._critic = UncompiledAdam(judge.parameters(), lr=rate, betas=GAN_BETAS)
         self._made = UncompiledAdam(maker.parameters(), lr=rate, betas=GAN_BETAS)

@@ -339,10 +339,8 @@ def personal_accuracy(job: Job, model: Classifier, fit: Fit) -> tuple[int, int]:
         model.scores(features[validation]).softmax(1),
         labels[validation],
     )
-    test, truth = (
-        job.found.test.features.float(),
-        class_indices(names, job.found.classes)[job.found.test.labels],
-    )
+    test = job.found.test.features.float()
+    truth = class_indices(names, job.found.classes)[job.found.test.labels]
     if not len(truth):
         return 0, 0
     mixed = share * own(model.framed(test)) + (1 - share) * model.scores(test).softmax(1)

@@ -721,10 +721,8 @@ def _radius(
     real: LandscapeRecords,
     synthesis: Synthesis,
 ) -> float:
-    settings, batch = (
-        job.run.settings.fedlap,
-        job.run.settings.fedlap.batch_size or len(real.labels),
-    )
+    settings = job.run.settings.fedlap
+    batch = job.run.settings.fedlap.batch_size or len(real.labels)
     work = synthesis.looks * (
         settings.image_steps * IMAGE_STEP * len(made.labels)
         + MODEL_STEP * min(batch, len(real.labels))

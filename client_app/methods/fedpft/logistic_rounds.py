@@ -245,10 +245,8 @@ def _received(job: Job) -> Received:
     shapes = {name: tuple(each.shape) for name, each in tensors.items()}
     if shapes != wanted:
         raise SurrogateError(f"a head and map of shapes {shapes}, expected {wanted}")
-    public, bound = (
-        PublicMap(tensors.get(logistic.PROJECTION), tensors[logistic.CENTRE]),
-        float(tensors[logistic.BOUND]),
-    )
+    public = PublicMap(tensors.get(logistic.PROJECTION), tensors[logistic.CENTRE])
+    bound = float(tensors[logistic.BOUND])
     if bound < 0 or (bound > 0) != bool(job.run.settings.fedpft.public):
         raise SurrogateError(
             f"a bound of {bound:g}; it is above zero where the run has public features, else zero"

@@ -261,10 +261,8 @@ def dp_em(
     Source: DP-EM (Park et al. 2017), algorithm 1.
     """
     d = data.features.shape[1]
-    means, sizes = (
-        data.features.new_zeros(num_classes, 1, d),
-        data.features.new_ones(num_classes, 1),
-    )
+    means = data.features.new_zeros(num_classes, 1, d)
+    sizes = data.features.new_ones(num_classes, 1)
     variances = data.features.new_ones(num_classes)
     for step in range(EM_STEPS):
         k = means.shape[1]
@@ -504,10 +502,8 @@ def extend(job: Job) -> tuple[MethodOutput, Head]:
     if job.run.settings.epsilon:
         made, facts = make_surrogate(job)
     else:
-        generator, own = (
-            stream(job.run.settings.seed, "chain", job.site, ""),
-            job.run.settings.fedpft,
-        )
+        generator = stream(job.run.settings.seed, "chain", job.site, "")
+        own = job.run.settings.fedpft
         made = release_mixtures(*union, job.header(names), own, job.limits, generator, draws)
         # It stands for all before it.
         received = []
