@@ -235,11 +235,9 @@ class NodeConfig(Section):
         """
         if self.check_log_dir:
             return Path(self.check_log_dir).expanduser()
-        return (
-            Path(self.policy).expanduser().parent / "check-log"
-            if self.policy
-            else home_folder() / ".config/fedsurrogate/check-log"
-        )
+        if self.policy:
+            return Path(self.policy).expanduser().parent / "check-log"
+        return home_folder() / ".config/fedsurrogate/check-log"
 
 
 def not_writable(key: str, folder: Path, why: str) -> StorageError:

@@ -271,11 +271,9 @@ def forget(node: NodeConfig) -> Path | None:
     if ledger is not None and ledger.entries():
         ledger.reopen("site ledger forget", 0.0, 0.0, keep=True)
     with _locked(node) as file:
-        return (
-            file.replace(file.with_name(f"{file.name}.{datetime.now(UTC):%Y%m%dT%H%M%S%f}"))
-            if file.exists()
-            else None
-        )
+        if file.exists():
+            return file.replace(file.with_name(f"{file.name}.{datetime.now(UTC):%Y%m%dT%H%M%S%f}"))
+        return None
 
 
 def _check_list(before: Fixed | None, name: str, now: tuple[str, ...]) -> None:
@@ -534,11 +532,9 @@ def masked_sum(job: Job) -> MethodOutput:
     numbers = sum_rules.numbers_of(run.plan, run.settings, sites, job.round)
     fixed = applies(run.plan.mechanism_name, job.node)
     settings = settings_in(run, job.limits, state.public) if fixed else {}
-    records = (
-        records_in(job.found, job.node.label_column, run.settings.counting, job.limits)
-        if fixed and not run.private
-        else {}
-    )
+    records = {}
+    if fixed and not run.private:
+        records = records_in(job.found, job.node.label_column, run.settings.counting, job.limits)
     withheld = ""
     if claim is None:
         values = {**values, WITHHELD.name: torch.zeros(1)}

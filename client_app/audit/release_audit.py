@@ -156,11 +156,9 @@ def likelihood(decoder: Decoder, features: Tensor, labels: Tensor) -> Tensor:
         Log likelihoods (n,) in nats.
     """
     records, kinds = scaled(features), torch.eye(len(decoder.means))
-    return (
-        _exact(decoder, records, labels, kinds)
-        if decoder.layers is None
-        else _best(decoder, records, kinds[labels])
-    )
+    if decoder.layers is None:
+        return _exact(decoder, records, labels, kinds)
+    return _best(decoder, records, kinds[labels])
 
 
 def _exact(decoder: Decoder, records: Tensor, labels: Tensor, kinds: Tensor) -> Tensor:

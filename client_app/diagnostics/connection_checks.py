@@ -202,11 +202,9 @@ def open_tunnel(proxy: Proxy | None, host: str, port: int, seconds: float) -> so
             reply += byte
         line = reply.split(b"\r\n")[0].decode("latin-1")[:80]
         words = line.split()
-        status = (
-            int(words[1])
-            if line.startswith("HTTP/") and len(words) > 1 and words[1].isdecimal()
-            else 0
-        )
+        status = 0
+        if line.startswith("HTTP/") and len(words) > 1 and words[1].isdecimal():
+            status = int(words[1])
         if status != 200:
             raise ProxyError(status, line)
     except BaseException:

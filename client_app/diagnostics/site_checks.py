@@ -418,11 +418,9 @@ def _backbone(
                 facts,
                 "the files may be damaged, or of another version; fetch them again",
             )
-    return (
-        _same(own, with_power(fingerprint, run.power), facts)
-        if fingerprint
-        else ("PASS", facts, "")
-    )
+    if fingerprint:
+        return _same(own, with_power(fingerprint, run.power), facts)
+    return "PASS", facts, ""
 
 
 def _compared(part: SiteShare, backbone: Backbone) -> Comparison | None:

@@ -123,11 +123,9 @@ def _is_entry(folder: Path) -> bool:
 
 
 def _size(folder: Path) -> int:
-    return (
-        sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
-        if folder.is_dir()
-        else 0
-    )
+    if folder.is_dir():
+        return sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+    return 0
 
 
 def _last_used(folder: Path) -> float:

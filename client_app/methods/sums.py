@@ -376,11 +376,9 @@ def _exact(job: Job) -> tuple[Tensor, Tensor]:
 def _target(job: Job) -> Target:
     """The target whose code is summed in this round, with noise."""
     target = time_of(job.run.target)
-    return (
-        target
-        if _counts(job.round, job.run.planned_rounds)
-        else scored(target, _received(job.received_model(), target))
-    )
+    if _counts(job.round, job.run.planned_rounds):
+        return target
+    return scored(target, _received(job.received_model(), target))
 
 
 def _counts(number: int, rounds: int) -> bool:
