@@ -42,6 +42,8 @@ from ..local_training import network
 
 # With this factor the default learning rate of images, which suits gradients, also suits means.
 SCALE = 0.1
+# The mismatch of synthetic and real gradients.
+Compare = Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]
 
 
 @dataclass(frozen=True)
@@ -52,15 +54,14 @@ class Statistic:
         real: of a site's records, by name.
         slope: its mismatch with the same of synthetic records, and the derivative of the mismatch
             by their values (n, ...); takes the network, its parameters, the synthetic records and
-            their change, the real statistic, the weight of the squared error, and the noise in the
-            real statistic.
+            their change, the real statistic, and how gradients are compared.
         by_class: whether a batch has `batch-size` records of each class, not of all classes
             together.
     """
 
     real: Callable[[nn.Module, Tensors, LandscapeRecords, Change], dict[str, Tensor]]
     slope: Callable[
-        [nn.Module, Tensors, LandscapeRecords, Change, Sequence[Tensor], float, float],
+        [nn.Module, Tensors, LandscapeRecords, Change, Sequence[Tensor], Compare],
         tuple[float, Tensor],
     ]
     by_class: bool = False
@@ -72,8 +73,7 @@ def gradient_slope(
     records: LandscapeRecords,
     change: Change,
     real: Sequence[Tensor],
-    mse_weight: float,
-    noise: float,
+    compare: Compare,
     by_class: bool = False,
 ) -> tuple[float, Tensor]:
     """`Statistic.slope` of the gradient of the loss, or of the gradients of each class.
@@ -86,7 +86,7 @@ def gradient_slope(
     sets = [own for _, own in classes_of(records)] if by_class else [records]
 
     def difference(mine: Sequence[Tensor]) -> Tensor:
-        wrong = mismatch(mine, real, mse_weight, noise)
+        wrong = compare(mine, real)
         return wrong / len(mine) if by_class else wrong
 
     wrong, slope = matching_slope(body, parameters, sets, change, difference)
@@ -99,8 +99,7 @@ def class_mean_slope(
     records: LandscapeRecords,
     change: Change,
     real: Sequence[Tensor],
-    mse_weight: float,
-    noise: float,
+    compare: Compare,
 ) -> tuple[float, Tensor]:
     """`Statistic.slope` of the means of each class: the mean squared distance over the means, times
     `SCALE`.
@@ -542,6 +541,7 @@ def synthesise(
     counts them.
     """
     synthesis, settings = Synthesis(), matching.settings
+    compare = partial(mismatch, mse_weight=matching.mse_weight, noise=real.noise)
     values = begin.values.clone().requires_grad_()
     optimiser = UncompiledSGD([values], lr=settings.image_learning_rate, momentum=MOMENTUM)
     for _ in range(settings.trajectories):
@@ -560,7 +560,7 @@ def synthesise(
                 for _ in range(settings.image_steps):
                     now = LandscapeRecords(values, begin.labels, begin.weights)
                     synthesis.last, values.grad = matching.statistic.slope(
-                        body, here, now, change, target, matching.mse_weight, real.noise
+                        body, here, now, change, target, compare
                     )
                     # A step that is not finite would destroy the result of all earlier steps.
                     if values.grad.isfinite().all():
