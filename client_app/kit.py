@@ -16,10 +16,7 @@ from fedsurrogate.common.setting_lines import OF_COMPOSE, read_setting_lines
 from .node_config import NodeConfig
 
 # Settings that are none of a site: of its connection and log, of containers and jobs.
-OF_CONTAINERS = (
-    *("COORDINATOR", "PROXY", "SIF"),
-    *OF_COMPOSE,
-)
+OF_CONTAINERS = ("COORDINATOR", "PROXY", "SIF", *OF_COMPOSE)
 # What a setting of a site is called in `.env`, where it has another name than there.
 FOLDERS = {
     "DATA": "data_dir",

@@ -52,14 +52,7 @@ from .features.site_features import (
 from .governance import work_limits
 from .governance.gate import Gate, after, check_counting, check_sealed_request, in_clear, open_gate
 from .governance.policy import note_policy
-from .governance.release import (
-    charge_and_release,
-    entry,
-    hold,
-    planned,
-    prepare,
-    without_records,
-)
+from .governance.release import charge_and_release, entry, hold, planned, prepare, without_records
 from .governance.work_limits import SiteLimits, check_size, remove_oldest
 from .methods.evaluation import (
     check_comparable,

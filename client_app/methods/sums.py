@@ -26,10 +26,7 @@ from fedsurrogate.common.errors import LOG, DataError, SurrogateError
 from fedsurrogate.common.methods.method import load
 from fedsurrogate.common.models.classifiers import class_indices
 from fedsurrogate.common.models.parameters import Parameters
-from fedsurrogate.common.privacy.gaussian_mechanism import (
-    weigh_mean_over_columns,
-    with_noise,
-)
+from fedsurrogate.common.privacy.gaussian_mechanism import weigh_mean_over_columns, with_noise
 from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.surrogates.class_sums import coded_statistics, fold, statistics
 from fedsurrogate.common.surrogates.mixtures import PublicMap, in_frame

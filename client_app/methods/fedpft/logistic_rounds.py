@@ -20,10 +20,7 @@ from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.methods import logistic_rounds as logistic
 from fedsurrogate.common.methods.method import count
 from fedsurrogate.common.models.classifiers import class_indices
-from fedsurrogate.common.privacy.gaussian_mechanism import (
-    clip,
-    weigh_mean_over_columns,
-)
+from fedsurrogate.common.privacy.gaussian_mechanism import clip, weigh_mean_over_columns
 from fedsurrogate.common.privacy.shares import OwnParts
 from fedsurrogate.common.surrogates.class_sums import coded_statistics
 from fedsurrogate.common.surrogates.mixtures import PublicMap
