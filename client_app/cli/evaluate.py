@@ -14,19 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from fedsurrogate.common.command_line import Json, console
-from fedsurrogate.common.errors import StateError
+from fedsurrogate.common.errors import ConfigError, StateError
 
-from .options import MaybeNode, node_of, print_json
+from .options import MaybeNode, check_writable, node_of, print_json
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from fedsurrogate.common.models.class_metrics import Report
-
-
-from fedsurrogate.common.errors import ConfigError
-
-from .options import check_writable
 
 NOT_CALIBRATED = (
     "probabilities are as the model was learned, not calibrated on records of this site; with labelled "
