@@ -187,28 +187,26 @@ class Job(SiteRequest):
         if self.payload is None:
             raise SurrogateError("a round without a model")
         model = unpack_parameters(self.payload)
-        if (
-            model.header.run != self.run.digest
-            or model.header.fingerprint != self.found.fingerprint
-        ):
+        run, header = self.run, model.header
+        if header.run != run.digest or header.fingerprint != self.found.fingerprint:
             raise SurrogateError(
-                f"a model of run {model.header.run!r} for backbone "
-                f"{shown(model.header.fingerprint)}; here it is run {self.run.digest!r} and "
+                f"a model of run {header.run!r} for backbone "
+                f"{shown(header.fingerprint)}; here it is run {run.digest!r} and "
                 f"{shown(self.found.fingerprint)}"
             )
-        if len(model.header.classes) > self.limits.most_classes:
+        if len(header.classes) > self.limits.most_classes:
             raise PolicyError(
                 f"most-classes = {self.limits.most_classes}: a model of "
-                f"{len(model.header.classes)} classes"
+                f"{len(header.classes)} classes"
             )
         # It would be a map of the features that no site agreed to.
         agreed = self.public_frame
-        if model.header.frame != agreed and (agreed or self.run.hides_sites):
+        if header.frame != agreed and (agreed or run.hides_sites):
             raise SurrogateError(
                 "a model with a frame of columns that the settings do not give, in a private run, secure "
                 "aggregation, or a run with features.ranges"
             )
-        largest = largest_parameter(bool(self.run.settings.epsilon))
+        largest = largest_parameter(bool(run.settings.epsilon))
         if not all(
             t.isfinite().all() and (not t.numel() or t.abs().max() < largest)
             for t in model.tensors.values()
@@ -216,15 +214,10 @@ class Job(SiteRequest):
             raise SurrogateError(f"a model with a number that is not finite, or beyond {largest:g}")
         # They select records; in an exact sum, the difference from a sum of other classes would
         # show some of them.
-        fixed = self.run.settings.epsilon or self.run.settings.secure_aggregation
-        if (
-            fixed
-            and self.run.settings.classes
-            and model.header.classes != self.run.settings.classes
-        ):
+        fixed = run.settings.epsilon or run.settings.secure_aggregation
+        if fixed and run.settings.classes and header.classes != run.settings.classes:
             raise SurrogateError(
-                f"a model of classes {', '.join(model.header.classes)[:200]}, which are not this "
-                "run's"
+                f"a model of classes {', '.join(header.classes)[:200]}, which are not this run's"
             )
         return model
 

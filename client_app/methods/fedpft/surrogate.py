@@ -478,45 +478,36 @@ def extend(job: Job) -> tuple[MethodOutput, Head]:
     Source: FedPFT, section 4.2. Differs from the paper: more than one sample a record, see
     MOST_DRAWS.
     """
-    received = _received(job)
+    received, settings = _received(job), job.run.settings
     names = _names(job.classes, received)
     features, labels = job.training_data(names)
-    draws = max(
-        1,
-        min(
-            MOST_DRAWS,
-            ENOUGH_SAMPLES // max(1, len(labels) + sum(sum(each.counts) for each in received)),
-        ),
-    )
+    total = len(labels) + sum(sum(each.counts) for each in received)
+    draws = max(1, min(MOST_DRAWS, ENOUGH_SAMPLES // max(1, total)))
     mean_over_columns = job.run.plan.mean_over_columns_weight(features.shape[1])
-    if job.run.settings.epsilon:
+    if settings.epsilon:
         # Noisy sums are sums of clipped features, so the head is trained on clipped features too.
         features = weigh_mean_over_columns(features, mean_over_columns)
-        features = clip(features, job.run.settings.fedpft.clip)[0].float()
-    drawn = [_draw(job.run.settings.seed, surrogate, names, draws) for surrogate in received]
+        features = clip(features, settings.fedpft.clip)[0].float()
+    drawn = [_draw(settings.seed, surrogate, names, draws) for surrogate in received]
     union = (
         torch.cat([features.repeat(draws, 1), *(x for x, _ in drawn)]),
         torch.cat([labels.repeat(draws), *(y for _, y in drawn)]),
     )
     facts: dict[str, float] = {}
-    if job.run.settings.epsilon:
+    if settings.epsilon:
         made, facts = make_surrogate(job)
     else:
-        generator = stream(job.run.settings.seed, "chain", job.site, "")
-        own = job.run.settings.fedpft
+        generator = stream(settings.seed, "chain", job.site, "")
+        own = settings.fedpft
         made = release_mixtures(*union, job.header(names), own, job.limits, generator, draws)
         # It stands for all before it.
         received = []
     claim = made.claim
-    weight, bias = train_on_features(
-        *union, len(names), job.run.settings.head, job.run.settings.seed
-    )
+    weight, bias = train_on_features(*union, len(names), settings.head, settings.seed)
     clipped = claim.clip if claim else None
     head = Head(job.header(names), weight, bias, clipped, mean_over_columns=mean_over_columns)
     return MethodOutput(
-        pack_relay(
-            [pack_surrogate(each, job.run.settings.fedpft.bits) for each in (*received, made)]
-        ),
+        pack_relay([pack_surrogate(each, settings.fedpft.bits) for each in (*received, made)]),
         claim,
         facts,
     ), head
