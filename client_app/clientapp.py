@@ -83,11 +83,9 @@ def _reason(error: BaseException, context: Context) -> dict[str, ConfigRecordVal
 
         if _own_settings is not None or context.node_config.get("data") or not in_simulation():
             return {}
-        text = (
-            str(error)
-            if isinstance(error, FedSurrogateError)
-            else f"{type(error).__name__}: {error}"
-        )
+        text = str(error)
+        if not isinstance(error, FedSurrogateError):
+            text = f"{type(error).__name__}: {text}"
         return {"reason": text[:LONGEST_REASON]} if text else {}
     except Exception:
         return {}

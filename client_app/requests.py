@@ -382,12 +382,8 @@ def _keep(request: SiteRequest, gate: Gate) -> None:
                 f"a signed model of run {model.manifest.run!r}, in a request of "
                 f"{request.run.digest!r}"
             )
-        keep_received(
-            request.node,
-            model,
-            gate.has_charged(request.flower_run),
-            gate.policy.kept_mib,
-        )
+        charged = gate.has_charged(request.flower_run)
+        keep_received(request.node, model, charged, gate.policy.kept_mib)
 
 
 def _comparison(request: SiteRequest, gate: Gate) -> Answer:

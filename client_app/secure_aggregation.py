@@ -136,13 +136,8 @@ def settings_in(run: Run, limits: SiteLimits, public: bytes) -> dict[str, str]:
         return {}
     own, kind = run.settings, _kind(run.settings.counting)
     selecting = ("seed", *SELECTING) if kind == TRAINING else ()
-    chosen = {
-        kind: [
-            sorted(own.classes),
-            _least(own.counting, limits),
-            *(getattr(own, key) for key in selecting),
-        ]
-    }
+    selected = [getattr(own, key) for key in selecting]
+    chosen = {kind: [sorted(own.classes), _least(own.counting, limits), *selected]}
     if run.target is not None:
         # Of two ranges of a number, the difference shows the records beyond the narrower one.
         chosen[kind].append(run.target.public)
@@ -219,12 +214,10 @@ def fixing(
             if why := _why_changed(before, records):
                 raise StateError(why)
         yield
-        _write(
-            file,
-            Fixed(now, name, records, settings)
-            if before is None
-            else Fixed(now, "", {**before.records, **records}, {**before.settings, **settings}),
-        )
+        fixed = Fixed(now, name, records, settings)
+        if before is not None:
+            fixed = Fixed(now, "", {**before.records, **records}, {**before.settings, **settings})
+        _write(file, fixed)
 
 
 def check_summed(node: NodeConfig, name: str, sites: Collection[bytes]) -> None:
@@ -563,21 +556,11 @@ def masked_sum(job: Job) -> MethodOutput:
     after, masked = protocol.mask(state, delivered, rules, vector)
     guard: Callable[[], AbstractContextManager[object]] = nullcontext
     if fixed:
-        guard = partial(
-            fixing,
-            job.node,
-            name,
-            [after.by_name[site].public for site in after.shares],
-            settings,
-            records,
-        )
+        keys = [after.by_name[site].public for site in after.shares]
+        guard = partial(fixing, job.node, name, keys, settings, records)
     payload = surrogate_proto.pack_masked(job.header(run.settings.classes), masked, claim)
-    keep = {
-        **made.keep,
-        state_file(job.node, name, job.site): surrogate_proto.pack_state(
-            replace(after, spare=spare)
-        ),
-    }
+    kept = surrogate_proto.pack_state(replace(after, spare=spare))
+    keep = {**made.keep, state_file(job.node, name, job.site): kept}
     return MethodOutput(payload, claim, facts, keep=keep, must_keep=True, guard=guard)
 
 

@@ -427,11 +427,12 @@ def simulate(
     if bags is not None:
         federation = federation.in_bags(bags)
     progress = Progress()
-    run = federation.run(
-        flat,
-        output_dir,
-        (lambda event: print(progress.line(event), flush=True)) if verbose else lambda event: None,
-    )
+
+    def show(event: Mapping[str, Any]) -> None:
+        if verbose:
+            print(progress.line(event), flush=True)
+
+    run = federation.run(flat, output_dir, show)
     values = [labels.values for _, labels in federation.records or () if isinstance(labels, Labels)]
     return Result(run, json.loads((run / "metrics.json").read_text()), values)
 
@@ -549,18 +550,17 @@ def methods() -> MethodTable:
         >>> [row["method"] for row in methods()][:2]
         ['fedpft', 'fedlap']
     """
-    return MethodTable(
-        tuple(
-            {
-                "method": each.name,
-                "title": each.title,
-                "sends": WORDS[each.usual.kind],
-                "privacy": each.private,
-                "paper": each.paper,
-            }
-            for each in METHODS.values()
-        )
+    rows = (
+        {
+            "method": each.name,
+            "title": each.title,
+            "sends": WORDS[each.usual.kind],
+            "privacy": each.private,
+            "paper": each.paper,
+        }
+        for each in METHODS.values()
     )
+    return MethodTable(tuple(rows))
 
 
 def _cell(value: object) -> str:

@@ -171,11 +171,9 @@ def _exact(decoder: Decoder, records: Tensor, labels: Tensor, kinds: Tensor) -> 
         for label in torch.unique(labels).tolist():
             own = labels == label
             diagonal = torch.ones(records.shape[1]) if spread is None else spread[label].exp()
-            gaussian = torch.distributions.LowRankMultivariateNormal(
-                mean[label].double(),
-                (loadings * (log_width[label] / 2).exp()).double(),
-                diagonal.double(),
-            )
+            factor = loadings * (log_width[label] / 2).exp()
+            parts = (each.double() for each in (mean[label], factor, diagonal))
+            gaussian = torch.distributions.LowRankMultivariateNormal(*parts)
             likelihoods[own] = gaussian.log_prob(records[own].double()).float()  # type: ignore[no-untyped-call]
     return likelihoods
 
@@ -400,11 +398,8 @@ def _attack(
     payload = _release(run, node, own)
     if run.target is not None:
         sums = unpack_parameters(payload)
-        return (
-            sums,
-            membership.coded_scores(sums, run.target, features, train.targets()[sample]),
-            [],
-        )
+        values = train.targets()[sample]
+        return sums, membership.coded_scores(sums, run.target, features, values), []
     surrogate = run.plan.combination.makes_surrogates
     sent = unpack_surrogate(payload) if surrogate else unpack_parameters(payload)
     features, classes = in_frame(features, sent.header.frame), own.classes

@@ -136,11 +136,9 @@ def predict(
     inputs = find_inputs(data_dir, data, patient_column, own.dicom_frames, bags)
     backbone = site_backbone(run_settings, own) if inputs.slides is None else None
     done = run(signed, predictor, inputs, backbone, out, overwrite)
-    patients = (
-        None
-        if by_patient is None
-        else write_patients(out, by_patient, predictor.calibration, predictor.classes)
-    )
+    patients: int | None = None
+    if by_patient is not None:
+        patients = write_patients(out, by_patient, predictor.calibration, predictor.classes)
     if as_json:
         facts = {
             "file": str(out),
@@ -211,14 +209,8 @@ def adapt(
         file.unlink()
         console.print(f"removed {file}; the shared model is in use")
         return
-    source = Source(
-        data_dir,
-        data or "",
-        label_column,
-        patient_column,
-        known_only=True,
-        simulated=named.simulated,
-    )
+    where = data_dir, data or "", label_column, patient_column
+    source = Source(*where, known_only=True, simulated=named.simulated)
     named.check_records(data_dir)
     held = held_out(signed, node, source, "train")
     adaptation = compare(signed.classifier, held)
@@ -384,16 +376,8 @@ def evaluate(
     }
     wished.check(signed.classifier, of_classes)
     columns = tuple(name.strip() for name in by.split(",") if name.strip())
-    source = Source(
-        data_dir,
-        data or "",
-        label_column,
-        patient_column,
-        columns,
-        known_only,
-        bag_column,
-        named.simulated,
-    )
+    where = data_dir, data or "", label_column, patient_column
+    source = Source(*where, columns, known_only, bag_column, named.simulated)
     named.check_records(data_dir)
     held = held_out(signed, node, source)
     own = adapted_classifier(node, signed)

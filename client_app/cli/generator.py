@@ -141,13 +141,8 @@ def classify(
         own, test, made = (
             LabelledEmbeddings(each.features, group[each.labels]) for each in (own, test, made)
         )
-    header = Header(
-        synthetic.manifest["method"],
-        synthetic.manifest["run"],
-        "site",
-        synthetic.fingerprint,
-        names,
-    )
+    made_by = synthetic.manifest["method"], synthetic.manifest["run"]
+    header = Header(*made_by, "site", synthetic.fingerprint, names)
     shared = head_on(made, header, run.settings.head, run.settings.seed)
     mixture = mix(own, shared, run.settings.head, run.settings.seed, validation)
     scores = mixture.scores(test)
@@ -157,12 +152,8 @@ def classify(
         facts = {"classes": names, "share": mixture.share, "tested": len(test.labels)}
         print_json(facts | {"scores": scores})
         return
-    table = Table(
-        "head of",
-        "accuracy",
-        "balanced accuracy",
-        title=f"{len(test.labels)} test records, {len(names)} classes",
-    )
+    title = f"{len(test.labels)} test records, {len(names)} classes"
+    table = Table("head of", "accuracy", "balanced accuracy", title=title)
     own_name = {
         "local": "own records",
         "synthetic": "synthetic embeddings",
@@ -238,11 +229,9 @@ def ood(
         if len(each.labels) > 1
     }
     outside = foreign[labels]
-    areas = {
-        n: ranks_above(s[~outside], s[outside])
-        for n, s in scores.items()
-        if outside.any() and not outside.all()
-    }
+    areas = {}
+    if outside.any() and not outside.all():
+        areas = {n: ranks_above(s[~outside], s[outside]) for n, s in scores.items()}
     if out is not None:
         rows = zip(labels.tolist(), *(score.tolist() for score in scores.values()), strict=True)
         cells = ([site_features.classes[label], *row] for label, *row in rows)

@@ -126,13 +126,8 @@ def list_kept(node_config: Node, as_json: Json = False) -> None:
     for row in rows:
         intact = row["state"] == "intact"
         use = ", ".join(row["classes"]) + f"; {row['backbone']}" if intact else row["state"]
-        table.add_row(
-            "*" if row["in_use"] else "",
-            row["name"],
-            use,
-            row.get("privacy", ""),
-            row.get("signer", ""),
-        )
+        mark = "*" if row["in_use"] else ""
+        table.add_row(mark, row["name"], use, row.get("privacy", ""), row.get("signer", ""))
     console.print(table)
     console.print(f"* in use; all in {models_folder(node)}")
     if not index.in_use:

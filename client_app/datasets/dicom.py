@@ -396,13 +396,9 @@ def _patients(images: Sequence[DicomImage], left: LeftOut) -> tuple[str, ...]:
     nameless: list[int] = []
     for row, image in enumerate(images):
         patient = image.keys["PatientID"]
-        possible = (
-            {""}
-            if left.one_by_one
-            else {image.issuer}
-            if image.issuer
-            else issuers[patient] or {""}
-        )
+        possible = {""}
+        if not left.one_by_one:
+            possible = {image.issuer} if image.issuer else issuers[patient] or {""}
         if not patient or len(possible) > 1:
             nameless.append(row)
             names.append("")

@@ -477,11 +477,8 @@ def _opened_slide(file: Path) -> Iterator[tuple[Any, str]]:
 def _dimension(x: object) -> int:
     shape = tuple(getattr(x, "shape", ()))
     kind = getattr(x, "dtype", None)
-    floating = (
-        kind.is_floating_point
-        if isinstance(kind, torch.dtype)
-        else kind is not None and kind.kind == "f"
-    )
+    # Of torch, or of numpy.
+    floating = getattr(kind, "is_floating_point", getattr(kind, "kind", "") == "f")
     if not (floating and len(shape) in (2, 3) and shape[:-2] in ((), (1,)) and 0 not in shape):
         what = f"{kind} of shape {shape}" if shape else "no tensor 'features'"
         raise DataError(f"it holds {what}")

@@ -55,11 +55,8 @@ def _digits() -> tuple[np.ndarray, tuple[str, ...]]:
     assert package.origin
     # The file that `sklearn.datasets.load_digits` reads; the import of scikit-learn takes longer
     # than a small run.
-    table = np.loadtxt(
-        Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz",
-        delimiter=",",
-        dtype=np.uint8,
-    )
+    file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    table = np.loadtxt(file, delimiter=",", dtype=np.uint8)
     grey = np.rint(table[:, :-1].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
     return grey, tuple(map(str, table[:, -1].tolist()))
 

@@ -449,13 +449,8 @@ def in_processes(
                 kind, *content = process.receive()
                 if kind == PART:
                     rows, broken, features, size = content
-                    yield Part(
-                        rows,
-                        None,
-                        broken,
-                        None if features is None else torch.from_numpy(features),
-                        size,
-                    )
+                    computed = None if features is None else torch.from_numpy(features)
+                    yield Part(rows, None, broken, computed, size)
                 elif kind == NEXT:
                     process.send_bytes(ForkingPickler.dumps(next(left, None)))
                 elif kind == DONE:
@@ -477,15 +472,9 @@ class _Process:
         try:
             self.connection, theirs = Pipe()
             with theirs:
+                own = (str(theirs.fileno()), device, *map(str, sys.path))
                 self._process = subprocess.Popen(
-                    [
-                        sys.executable,
-                        "-c",
-                        START,
-                        str(theirs.fileno()),
-                        device,
-                        *map(str, sys.path),
-                    ],
+                    [sys.executable, "-c", START, *own],
                     # It ends when this pipe does, thus with this process, however that ends.
                     stdin=subprocess.PIPE,
                     pass_fds=[theirs.fileno()],
@@ -528,11 +517,9 @@ class _Process:
     def _ended(self) -> FedSurrogateError:
         # The connection breaks only at its end.
         code = self._process.wait()
-        how = (
-            f"was ended by {signal.Signals(-code).name}"
-            if code < 0
-            else f"ended with exit code {code}, see its output"
-        )
+        how = f"ended with exit code {code}, see its output"
+        if code < 0:
+            how = f"was ended by {signal.Signals(-code).name}"
         return self.failure(how)
 
 

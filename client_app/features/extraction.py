@@ -197,11 +197,8 @@ def forget(features: Tensor) -> None:
     start += -start % mmap.PAGESIZE
     if end > start and hasattr(mmap, "MADV_DONTNEED"):
         madvise = ctypes.CDLL(None, use_errno=True).madvise
-        madvise(
-            ctypes.c_void_p(start),
-            ctypes.c_size_t((end - start) // mmap.PAGESIZE * mmap.PAGESIZE),
-            mmap.MADV_DONTNEED,
-        )
+        length = (end - start) // mmap.PAGESIZE * mmap.PAGESIZE
+        madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), mmap.MADV_DONTNEED)
 
 
 def clipped_features(
@@ -540,11 +537,8 @@ def extract(
     from filelock import FileLock
 
     model = backbone if isinstance(backbone, Backbone) else backbone()
-    entry = (
-        cache
-        / "features"
-        / hashlib.sha256(f"{dataset.key} {model.fingerprint} {READER}".encode()).hexdigest()[:32]
-    )
+    made_of = f"{dataset.key} {model.fingerprint} {READER}"
+    entry = cache / "features" / hashlib.sha256(made_of.encode()).hexdigest()[:32]
     todo = (
         "set cache-dir in the node-config, or the variable XDG_CACHE_HOME of the environment, to "
         "another folder"

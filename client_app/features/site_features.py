@@ -496,17 +496,8 @@ def load_site(
     assert rows is not None
     places = rows if dataset.rows is None else dataset.rows[rows]
     selected = hashlib.sha256(places.numpy().tobytes()).hexdigest()
-    return SiteFeatures(
-        train,
-        test,
-        dataset.classes,
-        fingerprint,
-        features.seconds,
-        part.simulated,
-        report,
-        dataset.key,
-        selected,
-    )
+    found = fingerprint, features.seconds, part.simulated, report
+    return SiteFeatures(train, test, dataset.classes, *found, dataset.key, selected)
 
 
 def with_broken(

@@ -453,23 +453,14 @@ class Gate:
     def limits(self, mechanism: str, node: NodeConfig) -> SiteLimits:
         """The limits that policy and node-config set to what a method computes."""
         policy = self.policy
-        smallest = self.smallest_class(mechanism)
-        return SiteLimits(
-            node.max_components,
-            node.max_rank,
-            smallest,
-            policy.most_classes,
-            policy.smallest_cell,
-            policy.show_evaluation,
-        )
+        own = node.max_components, node.max_rank, self.smallest_class(mechanism)
+        shown = policy.smallest_cell, policy.show_evaluation
+        return SiteLimits(*own, policy.most_classes, *shown)
 
     def exact_counts(self, run: Run) -> bool:
         """Whether this run's counts may leave without noise although nothing else may."""
-        return (
-            run.plan.counts
-            and not run.settings.epsilon
-            and run.method.name in self.policy.exact_counts
-        )
+        counts = run.plan.counts and not run.settings.epsilon
+        return counts and run.method.name in self.policy.exact_counts
 
     def exact_numbers_may_leave(self, hidden: bool) -> bool:
         """Whether numbers of this site alone, such as accuracies, may leave. hidden: in a private

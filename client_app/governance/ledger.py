@@ -451,11 +451,9 @@ class Ledger:
                     text = content.decode("ascii", "replace")
                     answered |= set(BY_FILE.findall(text))
                     proposals |= set(PROPOSAL.findall(text))
-            entries = (
-                Ledger(self.path.parent, self.dataset)._read()
-                if keep
-                else [chained(None, self._header())]
-            )
+            entries = [chained(None, self._header())]
+            if keep:
+                entries = Ledger(self.path.parent, self.dataset)._read()
             if not entries:
                 raise LedgerError(
                     f"there is no ledger {str(self.path)!r} to keep; reopen it without --keep"
@@ -630,14 +628,9 @@ def own_ledger(node: NodeConfig) -> Ledger | None:
 
 def budget_of(policy: Policy, bags: bool = False) -> Budget:
     """The limits of a policy on one folder of data; bags: see `Budget`."""
+    limits = policy.epsilon_total, policy.delta, policy.epsilon_per_run
     return Budget(
-        policy.epsilon_total,
-        policy.delta,
-        policy.epsilon_per_run,
-        policy.without_dp,
-        policy.delta_total,
-        policy.exact_runs_may_differ,
-        bags,
+        *limits, policy.without_dp, policy.delta_total, policy.exact_runs_may_differ, bags
     )
 
 

@@ -120,13 +120,8 @@ def _evaluated(job: Job) -> dict[str, IntegerSum]:
     good = _in_large_classes(labels, good, len(settings.classes), job.smallest_cell) & finite
     weights = _weights(test, job.protects_patients) * good
     kept = weights > 0
-    return count_decisions(
-        scores[kept],
-        labels[kept],
-        weights[kept],
-        len(settings.classes),
-        settings.counting.bins,
-    )
+    some = scores[kept], labels[kept], weights[kept]
+    return count_decisions(*some, len(settings.classes), settings.counting.bins)
 
 
 def _of_target(job: Job, target: Target) -> dict[str, IntegerSum]:

@@ -50,11 +50,8 @@ def received_model(job: Job, gate: Gate) -> Info:
     Raises:
         SurrogateError: for a model that is not this run's, or not for this site's backbone.
     """
-    return counted(
-        checked_classifier(job).accuracy(
-            job.found.test.features, job.found.classes, job.found.test.labels
-        )
-    )
+    test, model = job.found.test, checked_classifier(job)
+    return counted(model.accuracy(test.features, job.found.classes, test.labels))
 
 
 def own_model(job: Job, gate: Gate) -> Info:
@@ -311,11 +308,8 @@ def pass_on(job: Job, step: Step) -> MethodOutput:
         named = str(job.info.get("readers", "")).split(",")
         readers = {name: key for name, key in _keys(job.node, job.info).items() if name in named}
         context = _context(job.run.digest, job.lineage, job.site, job.info.get("hop"))
-        made = replace(
-            made,
-            payload=seal(made.payload, private_key(job.node, job.site), readers, context),
-            sealed=True,
-        )
+        sealed = seal(made.payload, private_key(job.node, job.site), readers, context)
+        made = replace(made, payload=sealed, sealed=True)
     # Only the head of an open chain can be requested later. A head from sealed or private chain messages
     # has another file name, so no later request finds it, whatever settings that request has.
     confidential = sealed or job.run.private

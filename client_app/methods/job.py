@@ -129,14 +129,10 @@ class Job(SiteRequest):
         site_features = self.found
         if self.limits.smallest_class <= 1:
             return site_features.classes
-        sizes = torch.bincount(
-            site_features.train.labels, minlength=len(site_features.classes)
-        ).tolist()
-        return tuple(
-            n
-            for n, size in zip(site_features.classes, sizes, strict=True)
-            if size >= self.limits.smallest_class
-        )
+        names = site_features.classes
+        sizes = torch.bincount(site_features.train.labels, minlength=len(names)).tolist()
+        sized = zip(names, sizes, strict=True)
+        return tuple(name for name, size in sized if size >= self.limits.smallest_class)
 
     @property
     def protects_patients(self) -> bool:
@@ -229,14 +225,8 @@ class Job(SiteRequest):
 
     def header(self, classes: tuple[str, ...], frame: bytes = b"") -> Header:
         """The header of this site's reply, whose tables are in a frame of the columns."""
-        return Header(
-            self.run.settings.method,
-            self.run.digest,
-            self.site,
-            self.found.fingerprint,
-            classes,
-            frame,
-        )
+        made_by = self.run.settings.method, self.run.digest, self.site
+        return Header(*made_by, self.found.fingerprint, classes, frame)
 
     @property
     def public_frame(self) -> bytes:

@@ -133,20 +133,11 @@ def train(
     """
     if not len(labels):
         return 0
-    trained = [
-        (name, parameter)
-        for name, parameter in module.named_parameters()
-        if parameter.requires_grad
-    ]
+    trained = [(name, own) for name, own in module.named_parameters() if own.requires_grad]
     start = [parameter.detach().clone() for _, parameter in trained] if variant.mu else []
-    optimiser = UncompiledSGD(
-        [
-            {"params": [parameter], "lr": rate * variant.faster.get(name, 1.0)}
-            for name, parameter in trained
-        ],
-        lr=rate,
-        momentum=settings.momentum,
-    )
+    rates = [rate * variant.faster.get(name, 1.0) for name, _ in trained]
+    groups = [{"params": [own], "lr": lr} for (_, own), lr in zip(trained, rates, strict=True)]
+    optimiser = UncompiledSGD(groups, lr=rate, momentum=settings.momentum)
     steps = 0
     if settings.augment:
         module, features = split_input(module, features)
@@ -259,12 +250,8 @@ def distil(job: Job) -> tuple[MethodOutput, Head]:
         job.found.fingerprint,
     ):
         raise SurrogateError("a head of another run, of other classes, or for another backbone")
-    check_update(
-        teacher,
-        {"weight": (len(classes), features.shape[1]), "bias": (len(classes),)},
-        1,
-        private=False,
-    )
+    shapes = {"weight": (len(classes), features.shape[1]), "bias": (len(classes),)}
+    check_update(teacher, shapes, 1, private=False)
     lessons = features @ teacher.tensors["weight"].T + teacher.tensors["bias"]
     targets = torch.cat([labels[:, None], lessons], 1)
     head = _trained(own, features, targets, header, _loss(run.settings.baseline.temperature))
@@ -278,12 +265,8 @@ def _loss(t: float) -> Callable[[Tensor, Tensor], Tensor]:
 
     def loss(logits: Tensor, wanted: Tensor) -> Tensor:
         own = cross_entropy(logits, wanted[:, 0].long())
-        taught = torch.nn.functional.kl_div(
-            (logits / t).log_softmax(1),
-            (wanted[:, 1:] / t).log_softmax(1),
-            reduction="batchmean",
-            log_target=True,
-        )
+        pair = (logits / t).log_softmax(1), (wanted[:, 1:] / t).log_softmax(1)
+        taught = torch.nn.functional.kl_div(*pair, reduction="batchmean", log_target=True)
         return (own + t**2 * taught) / 2
 
     return loss

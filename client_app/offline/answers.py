@@ -103,11 +103,8 @@ def _check_first_answer(ledger: Ledger, request: Request, flower_run: str) -> No
     again.
     """
     if flower_run in ledger.answered():
-        when = [
-            f" on {entry['time'][:10]}"
-            for entry in ledger.entries()
-            if entry["flower_run"] == flower_run
-        ]
+        own = (each for each in ledger.entries() if each["flower_run"] == flower_run)
+        when = [f" on {each['time'][:10]}" for each in own]
         raise PolicyError(
             f"request {request.id} was answered{''.join(when[:1])}; a second answer would spend "
             "the budget again. Send the bundle that was written then; if it is lost, ask the "
@@ -201,11 +198,8 @@ def _begin(mark: Path, node: NodeConfig, request: MessageRequest) -> None:
     reply was lost.
     """
     ledger = own_ledger(node)
-    charged = (
-        0
-        if ledger is None
-        else sum(e.get("flower_run") == request.flower_run for e in ledger.entries())
-    )
+    entries = [] if ledger is None else ledger.entries()
+    charged = sum(each.get("flower_run") == request.flower_run for each in entries)
     if mark.exists() and charged > int(mark.read_bytes()):
         raise StateError(
             f"request {request.id[:12]} was answered and charged, and its reply is lost; a second "

@@ -184,11 +184,9 @@ def _places_are_alike(
 
     def drawn(shape: torch.Size, like: Tensor) -> Tensor:
         # Any class works as a label; zeros are one.
-        random = (
-            torch.randn(shape, generator=generator)
-            if like.is_floating_point()
-            else torch.zeros(shape)
-        )
+        random = torch.zeros(shape)
+        if like.is_floating_point():
+            random = torch.randn(shape, generator=generator)
         return random.to(like)
 
     kept = [parameter.detach().clone() for parameter in parameters]

@@ -326,13 +326,9 @@ def _judged(job: Job, generator: Generator) -> Info:
         generator.draw(labels, stream(job.run.settings.seed, "site", job.site)), labels
     )
     shared = head_on(synthetic, generator.header, job.run.settings.head, job.run.settings.seed)
-    metric_values = mix(
-        own,
-        shared,
-        job.run.settings.head,
-        job.run.settings.seed,
-        job.run.settings.baseline.validation,
-    ).metric_values(test)
+    settings = job.run.settings
+    mixture = mix(own, shared, settings.head, settings.seed, settings.baseline.validation)
+    metric_values = mixture.metric_values(test)
     like = generator.draw(test.labels, stream(job.run.settings.seed, "fidelity", job.site))
     if len(test.labels) > 1:
         metric_values |= fidelity(test.features, like, job.run.settings.seed)

@@ -412,12 +412,8 @@ def _first_round(
     shared = {name: sums[name].float() for name in chosen}
     records = 0 if run.settings.epsilon else len(labels)
     sizes = shared[COUNTS]
-    return Trained(
-        Parameters(job.header(classes), 1, shared, records, claim),
-        sizes,
-        facts,
-        _kept(job, companion, sizes),
-    )
+    reply = Parameters(job.header(classes), 1, shared, records, claim)
+    return Trained(reply, sizes, facts, _kept(job, companion, sizes))
 
 
 def _train_privately(

@@ -34,6 +34,7 @@ from fedsurrogate.common.models.training_parts import Change, UncompiledSGD, dra
 from fedsurrogate.common.settings import FedLAPSettings
 from fedsurrogate.common.surrogates.surrogates import LARGEST_VALUE, Synthetic
 from fedsurrogate.common.wire.model_proto import pack_synthetic
+from fedsurrogate.common.wire.records import Info
 
 from ...features.site_features import site_device
 from ..dp.record_gradients import PrivateGradient, Units
@@ -636,21 +637,16 @@ def approximate(
     records = 0 if private else len(labels)
     answer = Synthetic(job.header(named), job.round, values, own, radius, records, claim)
     payload = pack_synthetic(answer)
-    kept = {
-        job.state / f"synthetic-{job.round}.safetensors": save(
-            {"values": values}, {"classes": "\n".join(named)}
-        )
-    }
+    stored = save({"values": values}, {"classes": "\n".join(named)})
+    kept = {job.state / f"synthetic-{job.round}.safetensors": stored}
     facts = {f"seconds-{name}": round(seconds, 3) for name, seconds in synthesis.seconds.items()}
     facts |= {"mismatch-first": synthesis.first, "mismatch-last": synthesis.last}
     if isinstance(looks, PrivateGradient):
         facts |= looks.facts()
-    timings = (
-        {}
-        if private
-        else {f"{name}-seconds": float(seconds) for name, seconds in synthesis.seconds.items()}
-    )
-    return MethodOutput(payload, claim, facts, {**timings}, kept)
+    timings: Info = {}
+    if not private:
+        timings |= {f"{name}-seconds": seconds for name, seconds in synthesis.seconds.items()}
+    return MethodOutput(payload, claim, facts, timings, kept)
 
 
 def _in_place(
@@ -660,19 +656,12 @@ def _in_place(
     site's device.
     """
     device = site_device(job.run.settings.device, job.node)
-    module = network(
-        job.run.settings.fedlap.kind,
-        features.shape[1],
-        len(received.header.classes),
-        received.tensors,
-    )
+    sizes = features.shape[1], len(received.header.classes)
+    module = network(job.run.settings.fedlap.kind, *sizes, received.tensors)
     body, values = split_input(module, features)
     model = {name: tensor.to(device) for name, tensor in received.tensors.items()}
-    return (
-        body.to(device),
-        LandscapeRecords.evenly(values.float().to(device), labels.to(device)),
-        model,
-    )
+    records = LandscapeRecords.evenly(values.float().to(device), labels.to(device))
+    return body.to(device), records, model
 
 
 def _begin(
@@ -728,24 +717,14 @@ def _radius(
         + MODEL_STEP * min(batch, len(real.labels))
     )
     plain = settings.descent == "plain"
-    search = (
-        Search(settings.server_steps)
-        if plain
-        else Search.within(work, len(made.labels), len(real.labels), settings.server_steps)
-    )
+    search = Search(settings.server_steps)
+    if not plain:
+        search = Search.within(work, len(made.labels), len(real.labels), settings.server_steps)
     generator = stream(job.run.settings.seed, "fedlap", job.site, job.round, "radius")
     changes = draws(settings.augment, generator)
-    server = ServerWalk(
-        body,
-        model,
-        Descent(
-            settings.rate(job.round, job.run.rounds),
-            settings.server_steps,
-            settings.trust_radius,
-            plain,
-        ),
-        changes,
-    )
+    rate = settings.rate(job.round, job.run.rounds)
+    descent = Descent(rate, settings.server_steps, settings.trust_radius, plain)
+    server = ServerWalk(body, model, descent, changes)
     return effective_radius(server, made, real, search, generator)
 
 

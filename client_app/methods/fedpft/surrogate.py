@@ -191,11 +191,8 @@ def _present(header: Header, mixtures: Mixtures, claim: Mechanism | None) -> Sur
     header = replace(header, classes=names)
     labels = torch.searchsorted(present, mixtures.labels)
     counts = mixtures.counts[present].clamp_min(1)
-    return Surrogate(
-        header,
-        Mixtures(counts, labels, mixtures.weights, mixtures.means, mixtures.covariance),
-        claim,
-    )
+    fitted = mixtures.weights, mixtures.means, mixtures.covariance
+    return Surrogate(header, Mixtures(counts, labels, *fitted), claim)
 
 
 def fedpft_surrogate(job: Job) -> MethodOutput:
@@ -296,13 +293,8 @@ def dp_em(
     labels = kept.nonzero()[:, 0]
     rounded = torch.where(kept, sizes, 0.0).sum(1).round().long()
     # A class whose noisy size does not exceed the noise gets no component and a count of zero.
-    mixtures = Mixtures(
-        rounded,
-        labels,
-        proportions[kept].float(),
-        means[kept].float(),
-        Spherical(variances[labels].float()),
-    )
+    spread = Spherical(variances[labels].float())
+    mixtures = Mixtures(rounded, labels, proportions[kept].float(), means[kept].float(), spread)
     return mixtures, _facts(data, [counts, sums])
 
 
@@ -419,12 +411,8 @@ def _expected(
             # The products are a result too: with small variances, shares of zero and one would hide
             # their last digits from the test of places.
             products = torch.nn.functional.linear(features, centres)
-            return [
-                (offsets + products / variance).softmax(1) * weights[:, None],
-                features,
-                weights,
-                products,
-            ]
+            shares = (offsets + products / variance).softmax(1) * weights[:, None]
+            return [shares, features, weights, products]
 
         for mine, features, own, _ in per_record(
             shares, (data.features[rows], data.weights[rows]), "shares", [centres], CHUNKS
@@ -506,11 +494,8 @@ def extend(job: Job) -> tuple[MethodOutput, Head]:
     weight, bias = train_on_features(*union, len(names), settings.head, settings.seed)
     clipped = claim.clip if claim else None
     head = Head(job.header(names), weight, bias, clipped, mean_over_columns=mean_over_columns)
-    return MethodOutput(
-        pack_relay([pack_surrogate(each, settings.fedpft.bits) for each in (*received, made)]),
-        claim,
-        facts,
-    ), head
+    message = pack_relay([pack_surrogate(each, settings.fedpft.bits) for each in (*received, made)])
+    return MethodOutput(message, claim, facts), head
 
 
 def _received(job: Job) -> list[AnySurrogate]:
