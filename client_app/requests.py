@@ -374,10 +374,8 @@ def _keep(request: SiteRequest, gate: Gate) -> None:
     no record.
     """
     if request.node.data and (model := received_model(request.payload, request.info)) is not None:
-        if (model.manifest.run, model.manifest.flower_run) != (
-            request.run.digest,
-            request.flower_run,
-        ):
+        own = request.run.digest, request.flower_run
+        if (model.manifest.run, model.manifest.flower_run) != own:
             raise SurrogateError(
                 f"a signed model of run {model.manifest.run!r}, in a request of "
                 f"{request.run.digest!r}"

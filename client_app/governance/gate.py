@@ -91,10 +91,8 @@ def check_sealed_request(policy: Policy, sealed: bool, peers: str, work: str) ->
 
 def check_counting(counting: CountingSettings, summed: bool, work: str) -> None:
     """Raise PolicyError for a request that a run which only counts does not need."""
-    if counting.kind != "none" and work not in (
-        *COUNTING_REQUESTS,
-        *(SUMMED_COUNTING_REQUESTS if summed else ()),
-    ):
+    needed = COUNTING_REQUESTS + (SUMMED_COUNTING_REQUESTS if summed else ())
+    if counting.kind != "none" and work not in needed:
         raise PolicyError(
             f"counting.kind = {counting.kind!r}: such a run makes no request for {work!r}"
         )
@@ -378,24 +376,19 @@ class Gate:
                 "require-secure-aggregation = true: the run would show this site's part alone (secure-aggregation "
                 "= false)"
             )
-        if (
-            run.settings.secure_aggregation
-            and run.settings.colluding < policy.smallest_colluding - SHARE_TOLERANCE
-        ):
+        least = policy.smallest_colluding - SHARE_TOLERANCE
+        if run.settings.secure_aggregation and run.settings.colluding < least:
             raise PolicyError(
                 f"smallest-colluding = {policy.smallest_colluding:.4g}: the run is safe only "
                 f"against colluding = {run.settings.colluding:.4g} of the sites; it needs at least "
                 "that share"
             )
         check_work(run.plan.work(len(run.settings.classes), 0), policy, run.settings)
+        mechanisms = policy.mechanisms if run.settings.epsilon else ("*",)
         for key, allowed, asked in (
             ("methods", policy.methods, run.method.name),
             ("backbones", policy.backbones, run.settings.backbone),
-            (
-                "mechanisms",
-                policy.mechanisms if run.settings.epsilon else ("*",),
-                run.plan.mechanism_name,
-            ),
+            ("mechanisms", mechanisms, run.plan.mechanism_name),
         ):
             if not any(fnmatchcase(asked, pattern) for pattern in allowed):
                 raise PolicyError(f"{key} = {', '.join(allowed)}: the run requests {asked!r}")

@@ -210,11 +210,8 @@ def with_records(
                 f"the records give {_outline(site_features)}, the site's schema and backbone "
                 f"{_outline(empty)}"
             )
-        if not len(
-            site_features.test.labels
-            if run.settings.counting.kind == "evaluation"
-            else site_features.train.labels
-        ):
+        judges = run.settings.counting.kind == "evaluation"
+        if not len((site_features.test if judges else site_features.train).labels):
             LOG.error(
                 "this site has no usable record of the run's classes; its release is pure noise, "
                 "or zeros in secure aggregation"

@@ -244,11 +244,8 @@ def distil(job: Job) -> tuple[MethodOutput, Head]:
         return _sent(head, len(labels)), head
     teacher = unpack_parameters(job.payload)
     stated = teacher.header
-    if (stated.classes, stated.run, stated.fingerprint) != (
-        classes,
-        run.digest,
-        job.found.fingerprint,
-    ):
+    expected = classes, run.digest, job.found.fingerprint
+    if (stated.classes, stated.run, stated.fingerprint) != expected:
         raise SurrogateError("a head of another run, of other classes, or for another backbone")
     shapes = {"weight": (len(classes), features.shape[1]), "bias": (len(classes),)}
     check_update(teacher, shapes, 1, private=False)
