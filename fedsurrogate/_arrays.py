@@ -17,7 +17,7 @@ from fedsurrogate.client_app.datasets.left_out import LeftOut
 from fedsurrogate.client_app.datasets.records import Records
 from fedsurrogate.client_app.datasets.records import pooled as pooled_records
 from fedsurrogate.client_app.datasets.tables import names_in
-from fedsurrogate.client_app.features.extraction import Bags
+from fedsurrogate.client_app.features.extraction import means_of
 from fedsurrogate.client_app.features.site_features import LabelledFeatures
 from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.extras import needed_for
@@ -297,7 +297,7 @@ def pooled(images: LabelledFeatures, names: Sequence[str]) -> LabelledFeatures:
     assert found.images is not None
     members, firsts = found.images.members, found.images.firsts
     usable = torch.ones(len(labels), dtype=torch.bool)
-    means = Bags(members, usable).means(images.features, torch.arange(len(members)), 1.0)
+    means = means_of(images.features, members, usable, 1.0)
     return LabelledFeatures(means, images.labels[firsts], found.patients, values=found.values)
 
 

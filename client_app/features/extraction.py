@@ -415,7 +415,9 @@ class Features:
         fingerprint: of the backbone.
         seconds: time to compute or load them.
         cached: whether they were on disk already.
-        bags: the images of each record, where it is a bag; None where records are images.
+        members: indices of each record's images, (m,), where it is a bag; None where records are
+            images.
+        images_ok: whether each image of bags can be used, (M,) bool.
     """
 
     x: Tensor
@@ -423,7 +425,8 @@ class Features:
     fingerprint: str
     seconds: float
     cached: bool
-    bags: Bags | None = None
+    members: tuple[Tensor, ...] | None = None
+    images_ok: Tensor | None = None
 
     def of(self, rows: Tensor, power: float = 1.0) -> Tensor:
         """Features of records: of a bag the mean of its usable images'.
@@ -435,9 +438,10 @@ class Features:
         Returns:
             Features (k, d), float32; not finite for a record that no image makes.
         """
-        if self.bags is None:
+        if self.members is None or self.images_ok is None:
             return raised(torch.as_tensor(self.x[rows]).float(), power)
-        return self.bags.means(self.x, rows, power)
+        chosen = [self.members[row] for row in rows.tolist()]
+        return means_of(self.x, chosen, self.images_ok, power)
 
     def pooled(self, members: Sequence[Tensor]) -> Features:
         """Features of bags of these records.
@@ -446,49 +450,34 @@ class Features:
             members: indices of each bag's images, (m,).
         """
         usable = torch.as_tensor(self.ok)
-        bags = Bags(tuple(members), usable)
-        return replace(
-            self, ok=torch.tensor([bool(usable[own].any()) for own in members]), bags=bags
-        )
+        ok = torch.tensor([bool(usable[own].any()) for own in members])
+        return replace(self, ok=ok, members=tuple(members), images_ok=usable)
 
 
-@dataclass(frozen=True, eq=False)
-class Bags:
-    """Which images make each record.
+def means_of(x: Tensor, members: Sequence[Tensor], ok: Tensor, power: float) -> Tensor:
+    """Means of the features of bags; images are read in chunks, whatever the size of a bag.
 
-    Attributes:
+    Args:
+        x: features of all images, (M, d).
         members: indices of each bag's images, (m,).
         ok: whether each image can be used, (M,) bool.
+        power: of every feature, before the mean.
+
+    Returns:
+        Means (k, d), float32; NaN for a bag without an image whose feature is finite.
     """
-
-    members: tuple[Tensor, ...]
-    ok: Tensor
-
-    def means(self, x: Tensor, rows: Tensor, power: float) -> Tensor:
-        """Means of the features of bags; images are read in chunks, whatever the size of a bag.
-
-        Args:
-            x: features of all images, (M, d).
-            rows: indices of bags, (k,).
-            power: of every feature, before the mean.
-
-        Returns:
-            Means (k, d), float32; NaN for a bag without an image whose feature is finite.
-        """
-        means = torch.full((len(rows), x.shape[1]), torch.nan)
-        for at, row in enumerate(rows.tolist()):
-            own = self.members[row]
-            own = own[self.ok[own]]
-            total, count = torch.zeros(x.shape[1], dtype=torch.float64), 0
-            for part in torch.split(own, max(1, PIECE // x.shape[1])):
-                each = raised(torch.as_tensor(x[part]).float(), power)
-                good = each.isfinite().all(1)
-                each = each if good.all() else each[good]
-                total += each.sum(0, dtype=torch.float64)
-                count += len(each)
-            if count:
-                means[at] = (total / count).float()
-        return means
+    means = torch.full((len(members), x.shape[1]), torch.nan)
+    for at, own in enumerate(members):
+        total, count = torch.zeros(x.shape[1], dtype=torch.float64), 0
+        for part in torch.split(own[ok[own]], max(1, PIECE // x.shape[1])):
+            each = raised(torch.as_tensor(x[part]).float(), power)
+            good = each.isfinite().all(1)
+            each = each if good.all() else each[good]
+            total += each.sum(0, dtype=torch.float64)
+            count += len(each)
+        if count:
+            means[at] = (total / count).float()
+    return means
 
 
 def extract(

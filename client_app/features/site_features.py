@@ -551,9 +551,9 @@ def with_lost_images(report: DataReport, features: Features) -> DataReport:
         report: of records.
         features: of these.
     """
-    if features.bags is None or features.bags.ok.all():
+    if features.images_ok is None or features.images_ok.all():
         return report
-    lost = int((~features.bags.ok).sum())
+    lost = int((~features.images_ok).sum())
     warning = f"{lost} images cannot be read, and are left out of their bags"
     return replace(report, warnings=(*report.warnings, warning))
 
