@@ -51,7 +51,7 @@ from fedsurrogate.client_app.methods.fedlap.approximation import (
     synthesise,
 )
 from fedsurrogate.client_app.methods.local_training import train
-from fedsurrogate.common.models.loss_landscape import Descent, gradient
+from fedsurrogate.common.models.loss_landscape import Descent, gradient, mismatch
 from fedsurrogate.common.models.networks import mlp
 from fedsurrogate.common.models.training_parts import draws, train_on_features
 from fedsurrogate.common.surrogates.covariances import gram
@@ -396,9 +396,10 @@ def fedlap_round(clock: Clock, sizes: Sizes) -> Iterator[Row]:
     batch = real.take(torch.arange(min(BATCH, len(real.labels)), device=device))
     target = list(gradient(body, model, batch).values())
     change = next(draws((), generator()))
+    compare = partial(mismatch, mse_weight=0.1)
 
     def step() -> object:
-        return GRADIENT.slope(body, model, begin, change, target, 0.1, 0.0)
+        return GRADIENT.slope(body, model, begin, change, target, compare)
 
     step()
     needs = counted(step)

@@ -428,7 +428,7 @@ def simulate(
         federation = federation.in_bags(bags)
     progress = Progress()
 
-    def show(event: Mapping[str, Any]) -> None:
+    def show(event: dict[str, Any]) -> None:
         if verbose:
             print(progress.line(event), flush=True)
 

@@ -655,8 +655,8 @@ def largest_excess(ratios: Matrix, members: Mask, epsilon: float, delta: float) 
             least = (spread[0] + math.exp(2 * epsilon) * spread[1]) / (pairs * count)
             error = width * math.sqrt(max(each.var(ddof=1) / pairs, least))
             middle = float(each.mean())
-            ends, rates = (middle - error, middle + error), (true.mean(), false.mean())
-            excesses.append(Excess(middle, *ends, *map(float, rates)))
+            found = float(true.mean()), float(false.mean())
+            excesses.append(Excess(middle, middle - error, middle + error, *found))
     return max(excesses, key=lambda each: each.low, default=None)
 
 

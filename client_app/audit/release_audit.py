@@ -172,8 +172,9 @@ def _exact(decoder: Decoder, records: Tensor, labels: Tensor, kinds: Tensor) -> 
             own = labels == label
             diagonal = torch.ones(records.shape[1]) if spread is None else spread[label].exp()
             factor = loadings * (log_width[label] / 2).exp()
-            parts = (each.double() for each in (mean[label], factor, diagonal))
-            gaussian = torch.distributions.LowRankMultivariateNormal(*parts)
+            gaussian = torch.distributions.LowRankMultivariateNormal(
+                mean[label].double(), factor.double(), diagonal.double()
+            )
             likelihoods[own] = gaussian.log_prob(records[own].double()).float()  # type: ignore[no-untyped-call]
     return likelihoods
 

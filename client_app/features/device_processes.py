@@ -197,7 +197,8 @@ def in_parts(
     """
     cores, threads = max(1, usable_cores() // processes), torch.get_num_threads()
     on_cpu, own = backbone.device.type == "cpu", backbone.preprocess
-    prepare, forward = own, backbone.forward
+    prepare: Prepare = own
+    forward = backbone.forward
     if not (on_cpu or isinstance(own, OwnTransform)):
         # 8-bit pixels are copied, a quarter of the bytes, and the GPU normalises them: the cores,
         # which are what a GPU waits for, save a third of their work on a small photo.

@@ -308,8 +308,8 @@ def pass_on(job: Job, step: Step) -> MethodOutput:
         named = str(job.info.get("readers", "")).split(",")
         readers = {name: key for name, key in _keys(job.node, job.info).items() if name in named}
         context = _context(job.run.digest, job.lineage, job.site, job.info.get("hop"))
-        sealed = seal(made.payload, private_key(job.node, job.site), readers, context)
-        made = replace(made, payload=sealed, sealed=True)
+        message = seal(made.payload, private_key(job.node, job.site), readers, context)
+        made = replace(made, payload=message, sealed=True)
     # Only the head of an open chain can be requested later. A head from sealed or private chain messages
     # has another file name, so no later request finds it, whatever settings that request has.
     confidential = sealed or job.run.private

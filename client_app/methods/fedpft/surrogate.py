@@ -293,8 +293,8 @@ def dp_em(
     labels = kept.nonzero()[:, 0]
     rounded = torch.where(kept, sizes, 0.0).sum(1).round().long()
     # A class whose noisy size does not exceed the noise gets no component and a count of zero.
-    spread = Spherical(variances[labels].float())
-    mixtures = Mixtures(rounded, labels, proportions[kept].float(), means[kept].float(), spread)
+    round_ones = Spherical(variances[labels].float())
+    mixtures = Mixtures(rounded, labels, proportions[kept].float(), means[kept].float(), round_ones)
     return mixtures, _facts(data, [counts, sums])
 
 
