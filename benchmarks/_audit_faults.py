@@ -92,7 +92,7 @@ def planted(fault: str) -> AbstractContextManager[Any]:
             lambda units, count: torch.ones(count, dtype=torch.float64),
         ),
         "each record counts, not each patient": (
-            f"{_SITE}.fedpft.surrogate.unit_weights",
+            f"{_SITE}.job.unit_weights",
             lambda units, count: torch.ones(count, dtype=torch.float64),
         ),
     }[fault]

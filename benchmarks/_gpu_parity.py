@@ -396,7 +396,7 @@ def clipping(device: str) -> Iterator[Row]:
     for where in ("cpu", device):
         body, model = network(16, 8, where)
         total, _ = clipped_sum(body, model, images(32, 16, where), 0.3, lambda values: values)
-        sides.append(torch.cat([part.value.flatten().cpu() for part in total]))
+        sides.append(torch.cat([part.value.flatten().cpu() for part in total.values()]))
     yield parity("DP-SGD, clipped gradients of a ConvNet", relative(sides[1], sides[0]), 1e-3)
     body, model = network(16, 8, device)
     exact = {name: tensor.double() for name, tensor in model.items()}

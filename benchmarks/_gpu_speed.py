@@ -32,6 +32,7 @@ from benchmarks._gpu_rows import (
     wait,
 )
 from fedsurrogate.client_app.methods.dp.record_gradients import (
+    NoisyMeans,
     PrivateGradient,
     clipped_sum,
     clipped_sums,
@@ -50,7 +51,7 @@ from fedsurrogate.client_app.methods.fedlap.approximation import (
     synthesise,
 )
 from fedsurrogate.client_app.methods.local_training import train
-from fedsurrogate.common.models.loss_landscape import Descent, gradient
+from fedsurrogate.common.models.loss_landscape import Descent, gradient, mismatch
 from fedsurrogate.common.models.networks import mlp
 from fedsurrogate.common.models.training_parts import draws, train_on_features
 from fedsurrogate.common.surrogates.covariances import gram
@@ -395,9 +396,10 @@ def fedlap_round(clock: Clock, sizes: Sizes) -> Iterator[Row]:
     batch = real.take(torch.arange(min(BATCH, len(real.labels)), device=device))
     target = list(gradient(body, model, batch).values())
     change = next(draws((), generator()))
+    compare = partial(mismatch, mse_weight=0.1)
 
     def step() -> object:
-        return GRADIENT.slope(body, model, begin, change, target, 0.1, 0.0)
+        return GRADIENT.slope(body, model, begin, change, target, compare)
 
     step()
     needs = counted(step)
@@ -454,7 +456,7 @@ def private_generator(clock: Clock, sizes: Sizes) -> Iterator[Row]:
 
     def step() -> object:
         if noisy:
-            return private_gradient(trainer, x, labels, 0.1, 2.0, BATCH)
+            return private_gradient(trainer, NoisyMeans(0.1, 2.0, BATCH), x, labels)
         return clipped_sums(
             trainer.modules, trainer.losses, (x, labels, trainer.noise(BATCH).to(x)), 0.1
         )

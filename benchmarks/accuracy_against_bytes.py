@@ -21,8 +21,8 @@ from benchmarks.harness.options import arguments, settings_of, without_paths
 from benchmarks.harness.plots import axes_of, draw
 from benchmarks.harness.results import report
 from benchmarks.harness.seeds import frontier_row
+from benchmarks.harness.site_data import make_surrogate
 from fedsurrogate.client_app.methods.evaluation import compare
-from fedsurrogate.client_app.methods.fedpft.surrogate import make_surrogate
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.run import Run, parse_run

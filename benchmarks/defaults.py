@@ -13,7 +13,7 @@ from benchmarks.harness.federation import Federation, centralised, load_seed
 from benchmarks.harness.options import described
 from benchmarks.harness.results import kept_rows, report
 from benchmarks.harness.samples import feature_settings
-from fedsurrogate.client_app.methods.fedpft.surrogate import make_surrogate
+from benchmarks.harness.site_data import make_surrogate
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate
 from fedsurrogate.common.wire.records import pack_surrogate, unpack_surrogate

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from benchmarks.harness.options import described
 from benchmarks.harness.results import report
 from benchmarks.harness.timing import in_turn, ratio
+from fedsurrogate.client_app.methods.dp.record_gradients import NoisyMeans
 from fedsurrogate.client_app.methods.dpcvae.training import (
     Trainer,
     exact_gradient,
@@ -83,6 +84,7 @@ def steps(settings: dict[str, Any], dimension: int) -> dict[str, Callable[[], No
         )
 
     plain, ours, per_record, ghost = (trainer() for _ in range(4))
+    means = NoisyMeans(CLIP, NOISE, RECORDS)
     sampled = GradSampleModule(Losses(per_record), loss_reduction="sum")
     fast = GradSampleModuleFastGradientClipping(
         Losses(ghost), max_grad_norm=CLIP, use_ghost_clipping=True, loss_reduction="sum"
@@ -111,7 +113,7 @@ def steps(settings: dict[str, Any], dimension: int) -> dict[str, Callable[[], No
 
     return {
         "without privacy": lambda: plain.step(exact_gradient(plain, x, labels)),
-        "private": lambda: ours.step(private_gradient(ours, x, labels, CLIP, NOISE, RECORDS)[0]),
+        "private": lambda: ours.step(private_gradient(ours, means, x, labels)),
         "Opacus ghost": opacus_ghost,
         "Opacus per record": opacus_per_record,
     }

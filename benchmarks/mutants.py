@@ -43,7 +43,7 @@ PACKAGES = (
     # What else reads foreign bytes, keeps files, or decides what leaves.
     *(f"common/{name}" for name in ("backbones", "message_files.py", "escapes.py", "files.py")),
     *(f"common/{name}" for name in ("identity.py", "safe_parsing.py")),
-    *(f"client_app/{name}" for name in ("features", "offline", "own_files.py", "requests.py")),
+    *(f"client_app/{name}" for name in ("features", "offline", "node_config.py", "requests.py")),
     "server_app/exchange.py",
 )  # fmt: skip
 ROOMS = ("common", "client_app", "strategies", "server_app", "fedsurrogate")

@@ -26,10 +26,11 @@ from safetensors.torch import save_file
 
 from benchmarks.harness.options import described
 from benchmarks.harness.results import report
+from benchmarks.harness.site_data import SiteData, make_surrogate
 from fedsurrogate.client_app.governance import release
 from fedsurrogate.client_app.governance.gate import Gate, open_ledger
 from fedsurrogate.client_app.methods.fedpft import surrogate
-from fedsurrogate.client_app.methods.fedpft.surrogate import SiteData, make_surrogate
+from fedsurrogate.client_app.methods.job import Job
 from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.run import parse_run
@@ -48,7 +49,7 @@ COLUMNS = (
 # Where a part of an answer is done.
 PARTS: dict[str, tuple[Any, str]] = {
     "reading of stored features": (release, "load_site"),
-    "check of each column": (SiteData, "in_own_frame"),
+    "check of each column": (Job, "own_frame"),
     "mathematics": (surrogate, "make_surrogate"),
     "packing": (surrogate, "pack_surrogate"),
     "ledger": (Gate, "let_out"),

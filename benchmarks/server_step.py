@@ -14,9 +14,9 @@ from torch.utils.data import DataLoader
 from benchmarks.harness.options import described
 from benchmarks.harness.results import report
 from benchmarks.harness.samples import stored_features
+from benchmarks.harness.site_data import SiteData, make_surrogate
 from benchmarks.harness.timing import paired
 from fedsurrogate.client_app.datasets.partition import partition
-from fedsurrogate.client_app.methods.fedpft.surrogate import SiteData, make_surrogate
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings import Settings

@@ -36,8 +36,8 @@ from benchmarks.harness.plots import axes_of, draw
 from benchmarks.harness.results import report, stored
 from benchmarks.harness.samples import BACKBONES, feature_settings, shared
 from benchmarks.harness.seeds import frontier_row
+from benchmarks.harness.site_data import make_surrogate
 from benchmarks.harness.timing import paired
-from fedsurrogate.client_app.methods.fedpft.surrogate import make_surrogate
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate
 from fedsurrogate.common.wire.records import pack_surrogate, unpack_surrogate

@@ -6,73 +6,30 @@ So this module imports only Flower at first, and `_answer` catches every excepti
 
 from __future__ import annotations
 
-import logging
+from functools import partial
 
 from flwr.app import ConfigRecord, ConfigRecordValues, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedsurrogate.common.errors import FedSurrogateError
+from fedsurrogate.common.errors import LOG, FedSurrogateError
 
-log = logging.getLogger("fedsurrogate.site")
 app = ClientApp()
+# The node-config of this process's own start; None where a run simulates sites.
 _own_settings: str | None = None
-"""The node-config of this process's own start; None where a run simulates sites."""
 # In characters.
 LONGEST_REASON = 1000
-
-
-@app.train()
-def train(message: Message, context: Context) -> Message:
-    """Make this site's surrogate."""
-    return _answer(message, context, "surrogate")
-
-
-@app.evaluate()
-def evaluate(message: Message, context: Context) -> Message:
-    """Evaluate the model on this site's own test split."""
-    return _answer(message, context, "evaluation")
-
-
-@app.query("compare")
-def query(message: Message, context: Context) -> Message:
-    """In a simulation, evaluate the model on all test data and compare it with baselines."""
-    return _answer(message, context, "comparison")
-
-
-@app.query("name")
-def name(message: Message, context: Context) -> Message:
-    """Report the site's name only."""
-    return _answer(message, context, "name")
-
-
-@app.query("hello")
-def hello(message: Message, context: Context) -> Message:
-    """Report the site's name, and the fingerprint and dimension that a model must match."""
-    return _answer(message, context, "identification")
-
-
-@app.query("sum_shares")
-def sum_shares(message: Message, context: Context) -> Message:
-    """Share this site's secrets of secure aggregation among its sites."""
-    return _answer(message, context, "sum-shares")
-
-
-@app.query("sum_list")
-def sum_list(message: Message, context: Context) -> Message:
-    """Sign the list of the sites in secure aggregation."""
-    return _answer(message, context, "sum-list")
-
-
-@app.query("sum_open")
-def sum_open(message: Message, context: Context) -> Message:
-    """Reveal the shares that complete secure aggregation."""
-    return _answer(message, context, "sum-open")
-
-
-@app.query("head")
-def head(message: Message, context: Context) -> Message:
-    """Release the head that this site trained in a chain."""
-    return _answer(message, context, "head")
+# What a message of each kind asks for; the models of a comparison are evaluated in simulations alone.
+WORK_OF = {
+    "train": "surrogate",
+    "evaluate": "evaluation",
+    "query.compare": "comparison",
+    "query.name": "name",
+    "query.hello": "identification",
+    "query.sum_shares": "sum-shares",
+    "query.sum_list": "sum-list",
+    "query.sum_open": "sum-open",
+    "query.head": "head",
+}
 
 
 def app_at_site(settings: str) -> ClientApp:
@@ -86,7 +43,7 @@ def app_at_site(settings: str) -> ClientApp:
     return app
 
 
-def _answer(message: Message, context: Context, work: str) -> Message:
+def _answer(work: str, message: Message, context: Context) -> Message:
     """Do the work; on a failure report only a code to the coordinator, and write the details to
     this site's own log.
     """
@@ -102,14 +59,14 @@ def _answer(message: Message, context: Context, work: str) -> Message:
             reported["site"] = site
             return Message(answer(work, message.content, *run, node, site), reply_to=message)
     except FedSurrogateError as error:
-        log.error("%s: %s", error.code, error)
+        LOG.error("%s: %s", error.code, error)
         reported |= {"status": error.code, **_reason(error, context)}
     except KeyboardInterrupt:
         raise
     except BaseException as error:
         # Not only Exception: libraries call sys.exit, and a panic in a Rust library is a
         # BaseException.
-        log.exception("unexpected failure")
+        LOG.exception("unexpected failure")
         reported |= _reason(error, context)
     return Message(RecordDict({"info": ConfigRecord(reported)}), reply_to=message)
 
@@ -126,11 +83,15 @@ def _reason(error: BaseException, context: Context) -> dict[str, ConfigRecordVal
 
         if _own_settings is not None or context.node_config.get("data") or not in_simulation():
             return {}
-        text = (
-            str(error)
-            if isinstance(error, FedSurrogateError)
-            else f"{type(error).__name__}: {error}"
-        )
+        text = str(error)
+        if not isinstance(error, FedSurrogateError):
+            text = f"{type(error).__name__}: {text}"
         return {"reason": text[:LONGEST_REASON]} if text else {}
     except Exception:
         return {}
+
+
+for kind, work in WORK_OF.items():
+    category, _, action = kind.partition(".")
+    register = app.query(action) if action else getattr(app, category)()
+    register(partial(_answer, work))

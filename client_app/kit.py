@@ -9,18 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.errors import ConfigError, told_as
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.setting_lines import OF_COMPOSE, read_setting_lines
 
 from .node_config import NodeConfig
-from .own_files import told_as
 
 # Settings that are none of a site: of its connection and log, of containers and jobs.
-OF_CONTAINERS = (
-    *("COORDINATOR", "PROXY", "SIF"),
-    *OF_COMPOSE,
-)
+OF_CONTAINERS = ("COORDINATOR", "PROXY", "SIF", *OF_COMPOSE)
 # What a setting of a site is called in `.env`, where it has another name than there.
 FOLDERS = {
     "DATA": "data_dir",

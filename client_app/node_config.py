@@ -1,10 +1,18 @@
-"""The node-config: a site's own settings. The coordinator can neither see nor change them."""
+"""The node-config: a site's own settings. The coordinator can neither see nor change them.
+And the files that this software keeps at a site: no other account of the machine may read them.
+
+A program of a site makes them so (`owner_only`). An earlier version let the umask decide; what it
+left is closed when the site next works.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -180,11 +188,9 @@ class NodeConfig(Section):
         """
         if self.check_log_dir:
             return Path(self.check_log_dir).expanduser()
-        return (
-            Path(self.policy).expanduser().parent / "check-log"
-            if self.policy
-            else home_folder() / ".config/fedsurrogate/check-log"
-        )
+        if self.policy:
+            return Path(self.policy).expanduser().parent / "check-log"
+        return home_folder() / ".config/fedsurrogate/check-log"
 
 
 def not_writable(key: str, folder: Path, why: str) -> StorageError:
@@ -296,3 +302,79 @@ def check_stated(node: NodeConfig, stated: Mapping[str, Scalar]) -> None:
             "started with, and only those hold; start the SuperNode without --node-config; if nobody "
             "gave it one, find out which program states them"
         )
+
+
+# All that this software keeps in each folder. Others' files there stay as they are: a person may
+# have named a folder that holds more.
+IN_STATE = (
+    "audit.key",
+    "audited",
+    "data-report-*.json",
+    "decisions.json",
+    "decisions.lock",
+    "disclosures",
+    "generators",
+    "held",
+    "keys",
+    "ledgers",
+    "models",
+    "policy.json",
+    "public",
+    "replies",
+    "requests.json*",
+    "runs",
+    "site.log*",
+    "sums",
+)
+IN_CACHE = ("features",)
+IN_CHECK_LOG = ("*.answered*", "*.witness*")
+OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+def own_files(node: NodeConfig, reachable: bool = False) -> Iterator[str]:
+    """Paths of all files and folders that this software keeps at a site, without following links.
+
+    Args:
+        node: the site's settings.
+        reachable: only those that lie in no folder that is closed to other accounts. A site works for
+            years, and looks at every request.
+    """
+
+    def entered(path: str) -> bool:
+        with suppress(OSError):
+            mode = os.lstat(path).st_mode
+            return not stat.S_ISLNK(mode) and bool(mode & OTHERS or not reachable)
+        return False
+
+    for folder, patterns in (
+        (node.state, IN_STATE),
+        (node.cache, IN_CACHE),
+        (node.check_log, IN_CHECK_LOG),
+    ):
+        _, within, loose = next(os.walk(folder), ("", [], []))
+        own = (name for name in (*within, *loose) if any(fnmatch(name, each) for each in patterns))
+        for each in (f"{folder}/{name}" for name in own):
+            yield each
+            for inner, folders, files in os.walk(each) if entered(each) else ():
+                yield from (f"{inner}/{name}" for name in (*folders, *files))
+                folders[:] = [name for name in folders if entered(f"{inner}/{name}")]
+
+
+def readable_by_others(node: NodeConfig) -> list[Path]:
+    """Files and folders of a site that the mode lets other accounts read, write or list."""
+    found = []
+    for path in own_files(node, reachable=True):
+        with suppress(OSError):
+            mode = os.lstat(path).st_mode
+            if mode & OTHERS and not stat.S_ISLNK(mode):
+                found.append(Path(path))
+    return found
+
+
+def close_to_others(node: NodeConfig) -> None:
+    """Take the rights of other accounts from files of an earlier version, as far as they are this
+    account's.
+    """
+    for path in readable_by_others(node):
+        with suppress(OSError):
+            path.chmod(stat.S_IMODE(path.lstat().st_mode) & ~OTHERS)

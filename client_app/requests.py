@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from filelock import FileLock
 
 from fedsurrogate.common.errors import (
+    LOG,
     ConfigError,
     DataError,
     DisputeError,
@@ -40,6 +41,7 @@ from fedsurrogate.common.wire.tensors import is_name
 
 from .audit.output import check_attacks
 from .datasets.dataset import DataSource, load_all
+from .datasets.images import remembered
 from .features.site_features import (
     SiteFeatures,
     check_addressee,
@@ -50,38 +52,31 @@ from .features.site_features import (
 from .governance import work_limits
 from .governance.gate import Gate, after, check_counting, check_sealed_request, in_clear, open_gate
 from .governance.policy import note_policy
-from .governance.release import (
-    charge_and_release,
-    entry,
-    hold,
-    planned,
-    prepare,
-    without_records,
-)
+from .governance.release import charge_and_release, entry, hold, planned, prepare, without_records
 from .governance.work_limits import SiteLimits, check_size, remove_oldest
-from .methods.chain_step import kept_head
-from .methods.evaluation import check_comparable, compare, own_classifier, received_classifier
+from .methods.evaluation import (
+    check_comparable,
+    compare,
+    kept_head,
+    own_classifier,
+    received_classifier,
+)
 from .methods.job import Job, MethodOutput, SiteRequest
 from .model_use.store import keep_received
 from .node_config import (
     NodeConfig,
     check_stated,
+    close_to_others,
     is_protected,
     not_writable,
     packages_of,
     parse_node_config,
 )
 from .offline.keys import private_key
-from .own_files import close_to_others
 from .secure_aggregation import sum_keys, sum_list, sum_open, sum_shares
 
 if TYPE_CHECKING:
     from fedsurrogate.common.wire.records import Record
-
-
-# Of the last runs, by Flower's number: each request would read the data for them.
-_NAMES: dict[str, tuple[str, ...]] = {}
-MOST_KEPT = 4
 
 
 def named_site(node: NodeConfig, run_config: Mapping[str, Scalar], flower_run: str) -> str:
@@ -95,15 +90,12 @@ def named_site(node: NodeConfig, run_config: Mapping[str, Scalar], flower_run: s
     by_column = run_config.get("partition") == "column"
     if node.site or node.data or node.num_partitions < 2 or not by_column:
         return ""
-    if flower_run not in _NAMES:
-        if len(_NAMES) >= MOST_KEPT:
-            _NAMES.clear()
-        try:
-            _NAMES[flower_run] = _names(run_config)
-        except FedSurrogateError:
-            # What is wrong with the data is said where they are used.
-            return ""
-    names = _NAMES[flower_run]
+    try:
+        # Each request would read the data for them.
+        names = remembered(("names", flower_run), lambda: _names(run_config))
+    except FedSurrogateError:
+        # What is wrong with the data is said where they are used.
+        return ""
     return names[node.partition_id] if len(names) == node.num_partitions else ""
 
 
@@ -126,8 +118,6 @@ WITH_MODEL = ("surrogate", "evaluation", "comparison", "sum-shares", "sum-list",
 BEFORE_ROUNDS = 0
 
 Answer = tuple[bytes | None, Info]
-
-log = logging.getLogger("fedsurrogate.site")
 
 
 def identify_site(
@@ -211,7 +201,7 @@ def answer(
         except DisputeError as error:
             # Places in the coordinator's own key list say whom this site does not accept; no text
             # leaves.
-            log.error("%s: %s", error.code, error)
+            LOG.error("%s: %s", error.code, error)
             return to_record(
                 None, {"status": error.code, DISPUTED: list(error.places), "site": site}
             )
@@ -277,7 +267,7 @@ def _staged(keep: Mapping[Path, bytes], must_keep: bool) -> dict[Path, Path]:
                 raise LedgerError(
                     f"{file} cannot be written ({error}), and the next round needs it"
                 ) from None
-            log.error("%s cannot be written (%s); the next round begins from noise", file, error)
+            LOG.error("%s cannot be written (%s); the next round begins from noise", file, error)
     return staged
 
 
@@ -367,7 +357,7 @@ def _evaluation(request: SiteRequest, gate: Gate) -> Answer:
     if silent:
         return None, {}
     if run.target is None:
-        log.info(
+        LOG.info(
             "the model of run %s classifies %s of %s test records of this site correctly",
             run.digest,
             reported["correct"],
@@ -384,20 +374,14 @@ def _keep(request: SiteRequest, gate: Gate) -> None:
     no record.
     """
     if request.node.data and (model := received_model(request.payload, request.info)) is not None:
-        if (model.manifest.run, model.manifest.flower_run) != (
-            request.run.digest,
-            request.flower_run,
-        ):
+        own = request.run.digest, request.flower_run
+        if (model.manifest.run, model.manifest.flower_run) != own:
             raise SurrogateError(
                 f"a signed model of run {model.manifest.run!r}, in a request of "
                 f"{request.run.digest!r}"
             )
-        keep_received(
-            request.node,
-            model,
-            gate.has_charged(request.flower_run),
-            gate.policy.kept_mib,
-        )
+        charged = gate.has_charged(request.flower_run)
+        keep_received(request.node, model, charged, gate.policy.kept_mib)
 
 
 def _comparison(request: SiteRequest, gate: Gate) -> Answer:
@@ -419,7 +403,7 @@ def _open_log(node: NodeConfig) -> None:
         node.state.mkdir(parents=True, exist_ok=True)
         if any(
             isinstance(h, RotatingFileHandler) and h.baseFilename == str(path.absolute())
-            for h in log.handlers
+            for h in LOG.handlers
         ):
             return
         # Names of files may hold bytes that are no text.
@@ -431,8 +415,8 @@ def _open_log(node: NodeConfig) -> None:
             "state-dir", node.state, error.strerror or type(error).__name__
         ) from None
     handler.setFormatter(TextLines("%(asctime)s %(levelname)s %(message)s"))
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)
+    LOG.addHandler(handler)
+    LOG.setLevel(logging.INFO)
 
 
 WORK: dict[str, Callable[[SiteRequest, Gate], Answer]] = {

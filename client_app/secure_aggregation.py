@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
 import re
 import secrets
@@ -29,29 +28,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsurrogate.common.errors import PolicyError, SealError, StateError, SurrogateError
+from fedsurrogate.common.errors import (
+    LOG,
+    PolicyError,
+    SealError,
+    StateError,
+    SurrogateError,
+    told_as,
+)
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.methods.method import BITS, WITHHELD, load
 from fedsurrogate.common.privacy.mechanism import DISTRIBUTED_SUMS
 from fedsurrogate.common.run import Run
-from fedsurrogate.common.secure_aggregation.protocol import (
-    SumState,
-    agree,
-    begin,
-    mask,
-    noise_of_site,
-    reveal,
-    share,
-    spare_seed,
-)
-from fedsurrogate.common.secure_aggregation.rules import (
-    FixedPoint,
-    SumRules,
-    context_of,
-    local_epsilon,
-    numbers_of,
-    rules_of,
-)
+from fedsurrogate.common.secure_aggregation import protocol
+from fedsurrogate.common.secure_aggregation import rules as sum_rules
 from fedsurrogate.common.security.sealing import SEED_BYTES, public_key, read_keys
 from fedsurrogate.common.settings import CountingSettings
 from fedsurrogate.common.targets.target import LEAST_TOGETHER, Target
@@ -66,7 +56,6 @@ from .governance.work_limits import SiteLimits
 from .methods.job import Job, MethodOutput, SiteRequest, SiteStatistic
 from .node_config import NodeConfig
 from .offline.keys import private_key
-from .own_files import told_as
 
 TRAINING, HELD_OUT = "training", "held-out"
 REMEDY = (
@@ -147,13 +136,8 @@ def settings_in(run: Run, limits: SiteLimits, public: bytes) -> dict[str, str]:
         return {}
     own, kind = run.settings, _kind(run.settings.counting)
     selecting = ("seed", *SELECTING) if kind == TRAINING else ()
-    chosen = {
-        kind: [
-            sorted(own.classes),
-            _least(own.counting, limits),
-            *(getattr(own, key) for key in selecting),
-        ]
-    }
+    selected = [getattr(own, key) for key in selecting]
+    chosen = {kind: [sorted(own.classes), _least(own.counting, limits), *selected]}
     if run.target is not None:
         # Of two ranges of a number, the difference shows the records beyond the narrower one.
         chosen[kind].append(run.target.public)
@@ -230,12 +214,10 @@ def fixing(
             if why := _why_changed(before, records):
                 raise StateError(why)
         yield
-        _write(
-            file,
-            Fixed(now, name, records, settings)
-            if before is None
-            else Fixed(now, "", {**before.records, **records}, {**before.settings, **settings}),
-        )
+        fixed = Fixed(now, name, records, settings)
+        if before is not None:
+            fixed = Fixed(now, "", {**before.records, **records}, {**before.settings, **settings})
+        _write(file, fixed)
 
 
 def check_summed(node: NodeConfig, name: str, sites: Collection[bytes]) -> None:
@@ -282,11 +264,9 @@ def forget(node: NodeConfig) -> Path | None:
     if ledger is not None and ledger.entries():
         ledger.reopen("site ledger forget", 0.0, 0.0, keep=True)
     with _locked(node) as file:
-        return (
-            file.replace(file.with_name(f"{file.name}.{datetime.now(UTC):%Y%m%dT%H%M%S%f}"))
-            if file.exists()
-            else None
-        )
+        if file.exists():
+            return file.replace(file.with_name(f"{file.name}.{datetime.now(UTC):%Y%m%dT%H%M%S%f}"))
+        return None
 
 
 def _check_list(before: Fixed | None, name: str, now: tuple[str, ...]) -> None:
@@ -398,7 +378,9 @@ def sum_keys(step: SiteRequest, policy: Policy) -> str:
     """
     name = _name(step)
     _check_peers(policy, step.node)
-    state, member = begin(step.site, private_key(step.node, step.site), context_of(step.run, name))
+    state, member = protocol.begin(
+        step.site, private_key(step.node, step.site), sum_rules.context_of(step.run, name)
+    )
     create_state(step.node, policy, name, state)
     return surrogate_proto.pack_member(member).hex()
 
@@ -409,14 +391,14 @@ def sum_shares(step: SiteRequest, policy: Policy) -> tuple[bytes | None, Info]:
     """
     name, state = _state(step)
     members, public = surrogate_proto.unpack_members(step.payload or b"")
-    rules = rules_of(step.run.settings, len(members))
+    rules = sum_rules.rules_of(step.run.settings, len(members))
     _check_colluding(policy, rules)
     _check_local(policy, step.run, rules)
     names = [member.site for member in members]
     _check_together(policy, step.run.target, None if step.run.private else names, rules)
     pinned = read_keys(Path(step.node.peers).expanduser()) if step.node.peers else None
     own = public_key(private_key(step.node, step.site))
-    after, dealt = share(state, members, rules, own, policy.smallest_sum, pinned, public)
+    after, dealt = protocol.share(state, members, rules, own, policy.smallest_sum, pinned, public)
     write_state(step.node, name, after)
     return surrogate_proto.pack_dealt(dealt), {"pinned": pinned is not None}
 
@@ -425,8 +407,8 @@ def sum_list(step: SiteRequest, policy: Policy) -> tuple[bytes | None, Info]:
     """Sign the list of the sites in the sum. Args and errors as `sum_keys`."""
     name, state = _state(step)
     summed, _ = surrogate_proto.unpack_list(step.payload)
-    rules = rules_of(step.run.settings, len(state.members))
-    after, signature = agree(state, summed, rules, private_key(step.node, step.site))
+    rules = sum_rules.rules_of(step.run.settings, len(state.members))
+    after, signature = protocol.agree(state, summed, rules, private_key(step.node, step.site))
     names = None if step.run.private else after.summed
     _check_together(policy, step.run.target, names, rules)
     if applies(step.run.plan.mechanism_name, step.node):
@@ -439,11 +421,13 @@ def sum_open(step: SiteRequest, policy: Policy) -> tuple[bytes | None, Info]:
     """Reveal the shares that complete the sum. Args and errors as `sum_keys`."""
     name, state = _state(step)
     _, signatures = surrogate_proto.unpack_list(step.payload)
-    after, revealed = reveal(state, signatures, rules_of(step.run.settings, len(state.members)))
+    after, revealed = protocol.reveal(
+        state, signatures, sum_rules.rules_of(step.run.settings, len(state.members))
+    )
     if applies(step.run.plan.mechanism_name, step.node):
         settle(step.node, name, after.summed_keys)
     write_state(step.node, name, after)
-    return surrogate_proto.pack_revealed(revealed, spare_seed(state)), {}
+    return surrogate_proto.pack_revealed(revealed, protocol.spare_seed(state)), {}
 
 
 def _name(step: SiteRequest) -> str:
@@ -453,18 +437,18 @@ def _name(step: SiteRequest) -> str:
     return sum_name(step.info)
 
 
-def _state(step: SiteRequest) -> tuple[str, SumState]:
+def _state(step: SiteRequest) -> tuple[str, protocol.SumState]:
     """The name of the sum in a request, and its state at this site."""
     name = _name(step)
     return name, read_state(step.run, step.node, name, step.site)
 
 
-def _check_colluding(policy: Policy, rules: SumRules) -> None:
+def _check_colluding(policy: Policy, rules: sum_rules.SumRules) -> None:
     """The gate compares shares; what counts is the number of sites, for which a share is rounded
     down.
     """
     if rules.colluding < (
-        least := SumRules.of(rules.members, policy.smallest_colluding, 0.0).colluding
+        least := sum_rules.SumRules.of(rules.members, policy.smallest_colluding, 0.0).colluding
     ):
         raise PolicyError(
             f"smallest-colluding = {policy.smallest_colluding:.4g}: the sum is safe only against "
@@ -473,12 +457,12 @@ def _check_colluding(policy: Policy, rules: SumRules) -> None:
         )
 
 
-def _check_local(policy: Policy, run: Run, rules: SumRules) -> None:
+def _check_local(policy: Policy, run: Run, rules: sum_rules.SumRules) -> None:
     if (
         policy.local_epsilon
         and run.private
         and rules.honest > 0
-        and (local := local_epsilon(run.settings.epsilon, run.mechanism, rules))
+        and (local := sum_rules.local_epsilon(run.settings.epsilon, run.mechanism, rules))
         > policy.local_epsilon
     ):
         raise PolicyError(
@@ -489,7 +473,7 @@ def _check_local(policy: Policy, run: Run, rules: SumRules) -> None:
 
 
 def _check_together(
-    policy: Policy, target: Target | None, exact: Sequence[str] | None, rules: SumRules
+    policy: Policy, target: Target | None, exact: Sequence[str] | None, rules: sum_rules.SumRules
 ) -> None:
     """Differences of exact sums, such as of two labels, may be of fewer sites than the sum. All
     honest sites refuse the same list of them, so none is completed.
@@ -512,9 +496,6 @@ def _check_peers(policy: Policy, node: NodeConfig) -> None:
         )
 
 
-log = logging.getLogger("fedsurrogate.site")
-
-
 def masked_sum(job: Job) -> MethodOutput:
     """This site's part of the sum.
 
@@ -532,7 +513,7 @@ def masked_sum(job: Job) -> MethodOutput:
     state = read_state(run, job.node, name, job.site)
     state.at("shares")
     sites = len(state.members)
-    rules = rules_of(run.settings, sites)
+    rules = sum_rules.rules_of(run.settings, sites)
     delivered, packed = surrogate_proto.unpack_delivery(job.payload)
     if surrogate_proto.map_digest(packed) != state.public:
         raise SealError(
@@ -541,14 +522,12 @@ def masked_sum(job: Job) -> MethodOutput:
         )
     made: SiteStatistic = load(combination.site_sums)(replace(job, payload=packed))
     values, claim = made.values, made.claim
-    numbers = numbers_of(run.plan, run.settings, sites, job.round)
+    numbers = sum_rules.numbers_of(run.plan, run.settings, sites, job.round)
     fixed = applies(run.plan.mechanism_name, job.node)
     settings = settings_in(run, job.limits, state.public) if fixed else {}
-    records = (
-        records_in(job.found, job.node.label_column, run.settings.counting, job.limits)
-        if fixed and not run.private
-        else {}
-    )
+    records = {}
+    if fixed and not run.private:
+        records = records_in(job.found, job.node.label_column, run.settings.counting, job.limits)
     withheld = ""
     if claim is None:
         values = {**values, WITHHELD.name: torch.zeros(1)}
@@ -565,37 +544,27 @@ def masked_sum(job: Job) -> MethodOutput:
     spare, distributed = b"", claim is not None and claim.name == DISTRIBUTED_SUMS
     if distributed:
         assert claim is not None
-        facts["local-epsilon"] = local_epsilon(run.settings.epsilon, run.mechanism, rules)
+        facts["local-epsilon"] = sum_rules.local_epsilon(run.settings.epsilon, run.mechanism, rules)
         shapes = {each: tuple(value.shape) for each, value in values.items()}
         spare = os.urandom(SEED_BYTES)
-        for each, drawn in noise_of_site(claim, numbers, shapes, rules, spare).items():
+        for each, drawn in protocol.noise_of_site(claim, numbers, shapes, rules, spare).items():
             whole[each] = whole[each] + drawn
     vector = np.concatenate([whole[each.name] for each in combination.sums_in(job.round)])
     if withheld:
-        log.error("THIS SITE WITHHOLDS THE SECURE SUM, for all sites: %s", withheld)
+        LOG.error("THIS SITE WITHHOLDS THE SECURE SUM, for all sites: %s", withheld)
         vector, records, facts = _random(len(vector)), {}, {**facts, WITHHELD.name: 1.0}
-    after, masked = mask(state, delivered, rules, vector)
+    after, masked = protocol.mask(state, delivered, rules, vector)
     guard: Callable[[], AbstractContextManager[object]] = nullcontext
     if fixed:
-        guard = partial(
-            fixing,
-            job.node,
-            name,
-            [after.by_name[site].public for site in after.shares],
-            settings,
-            records,
-        )
+        keys = [after.by_name[site].public for site in after.shares]
+        guard = partial(fixing, job.node, name, keys, settings, records)
     payload = surrogate_proto.pack_masked(job.header(run.settings.classes), masked, claim)
-    keep = {
-        **made.keep,
-        state_file(job.node, name, job.site): surrogate_proto.pack_state(
-            replace(after, spare=spare)
-        ),
-    }
+    kept = surrogate_proto.pack_state(replace(after, spare=spare))
+    keep = {**made.keep, state_file(job.node, name, job.site): kept}
     return MethodOutput(payload, claim, facts, keep=keep, must_keep=True, guard=guard)
 
 
-def _beyond(values: dict[str, Tensor], numbers: dict[str, FixedPoint]) -> str:
+def _beyond(values: dict[str, Tensor], numbers: dict[str, sum_rules.FixedPoint]) -> str:
     """Which number is beyond its range; empty if none is."""
     for name, value in values.items():
         limit = numbers[name].step * numbers[name].largest
@@ -634,7 +603,7 @@ def state_file(node: NodeConfig, name: str, site: str) -> Path:
     return node.state / "sums" / f"{name}-{site}.pb"
 
 
-def create_state(node: NodeConfig, policy: Policy, name: str, state: SumState) -> None:
+def create_state(node: NodeConfig, policy: Policy, name: str, state: protocol.SumState) -> None:
     """Write the first state of a sum.
 
     Args:
@@ -668,7 +637,7 @@ def create_state(node: NodeConfig, policy: Policy, name: str, state: SumState) -
         raise StateError(f"{file} cannot be written ({error}); {IN_STATE_DIR}") from None
 
 
-def read_state(run: Run, node: NodeConfig, name: str, site: str) -> SumState:
+def read_state(run: Run, node: NodeConfig, name: str, site: str) -> protocol.SumState:
     """A sum's state.
 
     Args:
@@ -687,14 +656,14 @@ def read_state(run: Run, node: NodeConfig, name: str, site: str) -> SumState:
         raise StateError(
             f"this site has no state of the secure aggregation {name!r} ({type(error).__name__})"
         ) from None
-    if state.context != context_of(run, name) or state.site != site:
+    if state.context != sum_rules.context_of(run, name) or state.site != site:
         raise StateError(
             f"the secure aggregation {name!r} began with other settings than those of this request"
         )
     return state
 
 
-def write_state(node: NodeConfig, name: str, state: SumState) -> None:
+def write_state(node: NodeConfig, name: str, state: protocol.SumState) -> None:
     """Replace a sum's state, flushed, before the step that it records leaves this site.
 
     Args:

@@ -1,13 +1,17 @@
 """Upper limits of received values; expected errors, and the fixed sentences about them that may
-leave a site.
+leave a site; and the log in which a site keeps the others.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
+# What a site logs stays there: it may name files and records.
+LOG = logging.getLogger("fedsurrogate.site")
 # Largest number of records of one class at a site. A larger count could only serve to get more
 # weight.
 LARGEST_COUNT = 100_000_000
@@ -150,3 +154,18 @@ PUBLIC_SENTENCES = {
     "surrogate": "the site was sent something it cannot read",
     "internal": "the site failed; its own log says why",
 }
+
+
+@contextmanager
+def told_as(kind: type[Exception], what: str, then: str) -> Iterator[None]:
+    """Raise `kind` for an OSError of the block.
+
+    Args:
+        kind: of error.
+        what: failed.
+        then: what follows of it, or is to be done.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{what} ({error.strerror or error}); {then}") from None

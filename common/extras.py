@@ -25,7 +25,6 @@ EXTRAS = {
     "open_clip": "backbones",
     "timm": "backbones",
     "huggingface_hub": "backbones",
-    "opacus": "dp-sgd",
     "ot": "generators",
     "pyarrow": "tables",
     "pydicom": "dicom",
@@ -97,8 +96,7 @@ def check_installed(package: str, user: str, otherwise: str = "") -> None:
 
 @contextmanager
 def needed_for(user: str) -> Iterator[None]:
-    """Import optional packages inside: `with needed_for("method = 'dp-fedavg'"): from opacus import
-    GradSampleModule`.
+    """Import optional packages inside: `with needed_for("the plot of a sweep"): import matplotlib`.
 
     Args:
         user: As for `check_installed`.
@@ -164,5 +162,5 @@ def packages_for(
     # Nor do the labels that a survey counts.
     if library in EXTRAS and data not in OF_FEATURES and settings.counting.kind != "survey":
         yield library, f"backbone = {settings.backbone!r}"
-    for package in (*plan.packages, *(plan.judging_packages if judges else ())):
+    for package in plan.judging_packages if judges else ():
         yield package, f"method = {settings.method!r}"

@@ -14,10 +14,10 @@ from datetime import UTC, datetime
 from typing import Any, TextIO
 
 from .command_line import of_a_command, stderr_console
+from .errors import LOG
 from .escapes import for_terminal
 from .flower import flower
 
-LOG = logging.getLogger("fedsurrogate.site")
 EVERY_SECONDS = 10.0
 
 
@@ -133,7 +133,7 @@ def configure_log(environment: Mapping[str, str], stream: TextIO | None = None) 
         # After the loggers' own filters, which know the message without its values.
         for each in logging.getLogger("flwr").handlers:
             each.addFilter(in_one_line)
-        logging.getLogger("fedsurrogate.site").addFilter(in_one_line)
+        LOG.addFilter(in_one_line)
         return
     flower().open_log()
     handler = logging.StreamHandler(stream or sys.stdout)

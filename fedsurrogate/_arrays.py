@@ -15,12 +15,13 @@ from torch import Tensor
 
 from fedsurrogate.client_app.datasets.left_out import LeftOut
 from fedsurrogate.client_app.datasets.records import Records
-from fedsurrogate.client_app.datasets.table_records import pooled as pooled_records
-from fedsurrogate.client_app.features.extraction import Bags
+from fedsurrogate.client_app.datasets.records import pooled as pooled_records
+from fedsurrogate.client_app.datasets.tables import names_in
+from fedsurrogate.client_app.features.extraction import means_of
 from fedsurrogate.client_app.features.site_features import LabelledFeatures
 from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.extras import needed_for
-from fedsurrogate.common.identity import is_missing, is_text, name_of
+from fedsurrogate.common.identity import is_missing
 
 # Array-likes: tensors, numpy arrays, lists, data frames, sparse matrices.
 Array = Any
@@ -185,22 +186,10 @@ def names_of(values: Array, count: int, what: str = "label", known: Sequence[str
     if listed is None or len(listed) != count:
         shown = type(values).__name__ if listed is None else f"{len(listed)} {what}s"
         raise DataError(f"{shown} for {count} records; give one {what} for each record")
-    names: list[str] = []
-    own: dict[str, Any] = {}
-    for number, value in enumerate(listed):
-        try:
-            name = name_of(value, known)
-        except TypeError as error:
-            raise DataError(
-                f"record {number}: {error} is no {what}; give texts or numbers"
-            ) from None
-        if name is None:
-            raise DataError(
-                f"record {number} has no {what} ({value!r}); give one, or leave the record out"
-            )
-        if not is_text(name):
-            raise DataError(f"record {number}: its {what} is no text in Unicode; rename it")
-        names.append(name)
+    left, own = LeftOut(), dict[str, Any]()
+    left.place = lambda row: f"record {row}"
+    names = list(names_in(listed, what, left, known))
+    for name, value in zip(names, listed, strict=True):
         own.setdefault(name, value)
     truths = [type(value).__name__ in ("bool", "bool_") for value in listed]
     if any(truths) and not all(truths):
@@ -308,7 +297,7 @@ def pooled(images: LabelledFeatures, names: Sequence[str]) -> LabelledFeatures:
     assert found.images is not None
     members, firsts = found.images.members, found.images.firsts
     usable = torch.ones(len(labels), dtype=torch.bool)
-    means = Bags(members, usable).means(images.features, torch.arange(len(members)), 1.0)
+    means = means_of(images.features, members, usable, 1.0)
     return LabelledFeatures(means, images.labels[firsts], found.patients, values=found.values)
 
 

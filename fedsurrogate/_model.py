@@ -239,11 +239,8 @@ class ImageModel(Model):
             options = options_of(own.features)
             loaded = backbone_of(own.backbone, weights_path, own.image_size, device, options)
             wanted = self.manifest.fingerprint
-            if (
-                fingerprint := with_power(
-                    loaded.fingerprint_at(self.manifest.dimension), power_in(wanted)
-                )
-            ) != wanted:
+            found = loaded.fingerprint_at(self.manifest.dimension)
+            if (fingerprint := with_power(found, power_in(wanted))) != wanted:
                 raise BackboneError(
                     f"the model is for a backbone with fingerprint {wanted[:16]}, but "
                     f"{run.settings.backbone!r} here has {fingerprint[:16]}; give the file of its "

@@ -13,15 +13,8 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from fedsurrogate import _images
 from fedsurrogate._arrays import COLUMN, Array, Labels, data_frame, numbered
-from fedsurrogate._images import (
-    Images,
-    NamedRecords,
-    ValuedRecords,
-    feature_columns,
-    is_own,
-    records_for,
-)
 from fedsurrogate._inputs import class_names, flat_settings, is_whole, shown
 from fedsurrogate._model import Model
 from fedsurrogate._targets import target_in, with_target_columns
@@ -219,8 +212,8 @@ class Simulation:
     """
 
     count: int
-    records: list[NamedRecords | ValuedRecords] | None = None
-    test: NamedRecords | ValuedRecords | None = None
+    records: list[_images.NamedRecords | _images.ValuedRecords] | None = None
+    test: _images.NamedRecords | _images.ValuedRecords | None = None
     flat: Mapping[str, Scalar] = field(default_factory=dict)
     own: Mapping[str, Scalar] = field(default_factory=dict)
     bags: Sequence[torch.Tensor] | None = None
@@ -289,10 +282,10 @@ class Simulation:
 
 
 def gather(
-    sites: Sequence[Pair | Images] | int,
-    data: Images | str | None,
+    sites: Sequence[Pair | _images.Images] | int,
+    data: _images.Images | str | None,
     backbone: str | nn.Module | None,
-    test: Pair | Images | None,
+    test: Pair | _images.Images | None,
     settings: Mapping[str, Any],
 ) -> Simulation:
     """Compute the features of everything that the user gave.
@@ -316,7 +309,7 @@ def gather(
             "backbone"
         )
     if backbone is not None:
-        flat["backbone"] = OWN_BACKBONE if is_own(backbone) else str(backbone)
+        flat["backbone"] = OWN_BACKBONE if _images.is_own(backbone) else str(backbone)
     _check_sites(sites)
     if isinstance(sites, int) and (data is None or isinstance(data, str)):
         if test is not None:
@@ -326,7 +319,7 @@ def gather(
             )
         if data is not None:
             flat["data"] = data
-        if not is_own(backbone):
+        if not _images.is_own(backbone):
             return Simulation(sites, flat=flat)
         if not isinstance(backbone, str) or not backbone.startswith("python:"):
             raise ConfigError(
@@ -345,11 +338,11 @@ def gather(
     listed = settings.get("classes")
     classes = () if listed is None or isinstance(listed, str) else class_names(listed)
     target = target_in(settings)
-    records = [records_for(entry, backbone, options, classes, target) for entry in entries]
-    extra = None if test is None else records_for(test, backbone, options, classes, target)
-    names = feature_columns(entries[0], backbone) if entries else ()
+    records = [_images.records_for(entry, backbone, options, classes, target) for entry in entries]
+    extra = None if test is None else _images.records_for(test, backbone, options, classes, target)
+    names = _images.feature_columns(entries[0], backbone) if entries else ()
     for entry in [*entries[1:], *([] if test is None else [test])]:
-        check_columns(feature_columns(entry, backbone), names, "the first site")
+        check_columns(_images.feature_columns(entry, backbone), names, "the first site")
     count = sites if isinstance(sites, int) else len(entries)
     return Simulation(count, records, extra, flat, columns=names)
 
@@ -377,12 +370,12 @@ def _check_sites(sites: object) -> None:
 
 
 def simulate(
-    sites: Sequence[Pair | Images] | int = 3,
+    sites: Sequence[Pair | _images.Images] | int = 3,
     *,
-    data: Images | str | None = None,
+    data: _images.Images | str | None = None,
     backbone: str | nn.Module | None = None,
     method: str = "fedpft",
-    test: Pair | Images | None = None,
+    test: Pair | _images.Images | None = None,
     output_dir: str | Path = "runs",
     verbose: bool = False,
     **settings: Any,
@@ -434,18 +427,19 @@ def simulate(
     if bags is not None:
         federation = federation.in_bags(bags)
     progress = Progress()
-    run = federation.run(
-        flat,
-        output_dir,
-        (lambda event: print(progress.line(event), flush=True)) if verbose else lambda event: None,
-    )
+
+    def show(event: dict[str, Any]) -> None:
+        if verbose:
+            print(progress.line(event), flush=True)
+
+    run = federation.run(flat, output_dir, show)
     values = [labels.values for _, labels in federation.records or () if isinstance(labels, Labels)]
     return Result(run, json.loads((run / "metrics.json").read_text()), values)
 
 
 def _write(
     federation: Simulation,
-    known: Sequence[NamedRecords | ValuedRecords],
+    known: Sequence[_images.NamedRecords | _images.ValuedRecords],
     folder: Path,
     columns: Sequence[str],
 ) -> tuple[list[str], tuple[str, ...]]:
@@ -556,18 +550,17 @@ def methods() -> MethodTable:
         >>> [row["method"] for row in methods()][:2]
         ['fedpft', 'fedlap']
     """
-    return MethodTable(
-        tuple(
-            {
-                "method": each.name,
-                "title": each.title,
-                "sends": WORDS[each.usual.kind],
-                "privacy": each.private,
-                "paper": each.paper,
-            }
-            for each in METHODS.values()
-        )
+    rows = (
+        {
+            "method": each.name,
+            "title": each.title,
+            "sends": WORDS[each.usual.kind],
+            "privacy": each.private,
+            "paper": each.paper,
+        }
+        for each in METHODS.values()
     )
+    return MethodTable(tuple(rows))
 
 
 def _cell(value: object) -> str:

@@ -11,17 +11,8 @@ from typing import Any, TypeVar, overload
 
 import torch
 
+from fedsurrogate import _inputs
 from fedsurrogate._arrays import Array, names_of, pooled
-from fedsurrogate._inputs import (
-    as_features,
-    check_budget,
-    config_of,
-    feature_names,
-    flat_settings,
-    labelled,
-    shown,
-    writing,
-)
 from fedsurrogate._model import ImageModel, Model
 from fedsurrogate._targets import sent_at_once, values_of, with_target_columns
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
@@ -100,7 +91,7 @@ class Surrogate:
         Raises:
             ConfigError: for a file that cannot be written.
         """
-        with writing(path, ".pb") as file:
+        with _inputs.writing(path, ".pb") as file:
             file.write_bytes(self.payload)
         return file
 
@@ -163,20 +154,20 @@ def fit(
     if bags is not None:
         settings = settings | {"features__bag": "mean"}
     named = with_target_columns(settings, [(features, labels)], alone=True)
-    config = config_of(method, sent_at_once(named))
+    config = _inputs.config_of(method, sent_at_once(named))
     if not config.plan.answers_files:
         raise ConfigError(f"method = {method!r} does not send everything at once; use simulate")
     if config.settings.noise_seed:
         raise ConfigError(
             "noise_seed repeats the noise of a simulation; use simulate, or leave it out"
         )
-    check_budget(config.settings.epsilon, classes or config.settings.classes or None)
+    _inputs.check_budget(config.settings.epsilon, classes or config.settings.classes or None)
     values: Mapping[str, Any] = {}
     if config.target is None:
-        x, y, names, values = labelled(features, labels, classes)
+        x, y, names, values = _inputs.labelled(features, labels, classes)
         known = None
     else:
-        x = as_features(features)
+        x = _inputs.as_features(features)
         known = values_of(labels, len(x), config.target)
         y, names = torch.zeros(len(x), dtype=torch.int64), config.target.rows
     x = raised(x, config.power)
@@ -185,7 +176,7 @@ def fit(
     if bags is not None:
         train = pooled(train, names_of(bags, len(x), "bag").names)
     empty = LabelledFeatures(x[:0], y[:0])
-    columned = with_columns(f"features-{x.shape[1]}", feature_names(features))
+    columned = with_columns(f"features-{x.shape[1]}", _inputs.feature_names(features))
     fingerprint = with_power(columned, config.power)
     records = SiteFeatures(train, empty, names, fingerprint, 0.0, simulated=False)
     for warning in budget_warnings(config.settings.epsilon, config.settings.delta, len(x)):
@@ -224,10 +215,10 @@ def learn(surrogates: Sequence[Surrogate], **settings: Any) -> Model:
     config = surrogates[0].config
     if settings.get("method", config.settings.method) != config.settings.method:
         raise ConfigError(
-            f"method = {shown(settings['method'])}: the surrogates are of method "
+            f"method = {_inputs.shown(settings['method'])}: the surrogates are of method "
             f"{config.settings.method!r}; fit them with the other"
         )
-    changed = flat_settings(config.settings.method, settings)
+    changed = _inputs.flat_settings(config.settings.method, settings)
     chosen = parse_run(config.settings.flat() | changed)
     _check_one_run(surrogates, chosen.document["settings"])
     strategy = stored_strategy(chosen)(chosen)
@@ -254,14 +245,16 @@ def _listed(surrogates: object) -> list[Surrogate]:
             "learn takes a list of surrogates; for one alone write learn([surrogate])"
         )
     if isinstance(surrogates, str | bytes) or not isinstance(surrogates, Iterable):
-        raise ConfigError(f"{shown(surrogates)} is no list of surrogates; give what fit returns")
+        raise ConfigError(
+            f"{_inputs.shown(surrogates)} is no list of surrogates; give what fit returns"
+        )
     listed = list(surrogates)
     if not listed:
         raise ConfigError("no surrogate to learn from; give at least one")
     for number, each in enumerate(listed):
         if not isinstance(each, Surrogate):
             raise ConfigError(
-                f"number {number} of the list is {shown(each)}; give surrogates, as fit and load "
+                f"number {number} of the list is {_inputs.shown(each)}; give surrogates, as fit and load "
                 "return them"
             )
         own, first = each.config.settings.method, listed[0].config.settings.method
@@ -283,8 +276,8 @@ def _check_one_run(surrogates: Sequence[Surrogate], wanted: Mapping[str, Any]) -
         for key in sorted(own.keys() | wanted.keys(), key=lambda key: (key == "classes", key)):
             if own.get(key) != wanted.get(key):
                 raise SurrogateError(
-                    f"surrogate of site {each.site!r}: {key} = {shown(own.get(key))}, but here "
-                    f"{key} = {shown(wanted.get(key))}; fit all sites of a run with the "
+                    f"surrogate of site {each.site!r}: {key} = {_inputs.shown(own.get(key))}, but here "
+                    f"{key} = {_inputs.shown(wanted.get(key))}; fit all sites of a run with the "
                     "same settings, and names in the same order"
                 )
 
@@ -349,7 +342,7 @@ def load(path: str | Path, kind: type[Any] | None = None, **settings: Any) -> Su
         True
     """
     if not (kind is None or (isinstance(kind, type) and issubclass(kind, Model | Surrogate))):
-        raise ConfigError(f"kind = {shown(kind)}: must be Model, ImageModel or Surrogate")
+        raise ConfigError(f"kind = {_inputs.shown(kind)}: must be Model, ImageModel or Surrogate")
     found = _loaded(path, settings)
     if kind is not None and not isinstance(found, kind):
         raise SurrogateError(f"'{path}' has a {type(found).__name__}, and no {kind.__name__}")
@@ -384,7 +377,7 @@ def _loaded(path: str | Path, settings: dict[str, Any]) -> Surrogate | Model:
         raise SurrogateError(
             f"'{path}' cannot be read ({error.strerror}); give a .pb or .safetensors file"
         ) from error
-    run = config_of(settings.get("method", "fedpft"), settings)
+    run = _inputs.config_of(settings.get("method", "fedpft"), settings)
     try:
         return _surrogate(payload, run)
     except SurrogateError as error:

@@ -16,20 +16,9 @@ from fedsurrogate._inputs import check, flat_settings, is_whole, shown, writing
 from fedsurrogate._simulation import OF_BACKBONE, STATED, Pair, Simulation, gather
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.settings.base import Scalar
+from fedsurrogate.server_app import sweep as sweeps
 from fedsurrogate.server_app.report.plots.sweep import draw_sweep
 from fedsurrogate.server_app.runs.scores import SCORES
-from fedsurrogate.server_app.sweep import (
-    Summary,
-    Trial,
-    Varied,
-    combinations,
-    leading_score,
-    merged,
-    run_sweep,
-    summarise,
-    sweep_file,
-    text_of,
-)
 from fedsurrogate.server_app.trial_process import Start
 
 # Of a trial, what `simulate` takes as an argument.
@@ -55,7 +44,7 @@ class Sweep:
         (2, 0)
     """
 
-    trials: tuple[Trial, ...]
+    trials: tuple[sweeps.Trial, ...]
     file: Path
 
     @property
@@ -67,15 +56,15 @@ class Sweep:
         return [trial.row() for trial in self.trials]
 
     @property
-    def failed(self) -> list[Trial]:
+    def failed(self) -> list[sweeps.Trial]:
         """Runs that failed; `error` says why."""
         return [trial for trial in self.trials if trial.error]
 
-    def summary(self) -> list[Summary]:
+    def summary(self) -> list[sweeps.Summary]:
         """One row for each combination of settings: mean and standard deviation of the accuracy,
         and in `others` of the other scores, over the seeds.
         """
-        return summarise(self.trials)
+        return sweeps.summarise(self.trials)
 
     def to_frame(self) -> Any:
         """A tidy pandas data frame of `rows`: one run a row, one variable a column, and names that
@@ -108,7 +97,7 @@ class Sweep:
         return figure
 
     def __repr__(self) -> str:
-        score = leading_score(summaries := self.summary())
+        score = sweeps.leading_score(summaries := self.summary())
         found = [(mean, each) for each in summaries if (mean := each.spread(score)[0]) is not None]
         shown = ""
         if found:
@@ -170,26 +159,26 @@ def sweep(
     fixed = {"method": "fedpft"} | settings
     output = Path(str(fixed.pop("output_dir", "runs"))).expanduser().absolute()
     resume, workers = fixed.pop("resume", None), _workers(fixed.pop("workers", 1))
-    trials = combinations(_values(grid), _listed(seeds))
+    trials = sweeps.combinations(_values(grid), _listed(seeds))
     _check_grid(grid or {}, trials, sites)
     varies = bool(set(grid or {}) & {"backbone", *OF_BACKBONE, *STATED})
 
-    def flat(varied: Varied) -> dict[str, Scalar]:
-        given = merged(fixed, varied)
+    def flat(varied: sweeps.Varied) -> dict[str, Scalar]:
+        given = sweeps.merged(fixed, varied)
         return flat_settings(
             str(given["method"]), {key: given[key] for key in given.keys() - NO_SETTINGS}
         )
 
-    def named_backbone(varied: Varied) -> str | nn.Module | None:
+    def named_backbone(varied: sweeps.Varied) -> str | nn.Module | None:
         return str(varied["backbone"]) if "backbone" in varied else backbone
 
-    def gathered(varied: Varied) -> Simulation:
+    def gathered(varied: sweeps.Varied) -> Simulation:
         return gather(sites, data, named_backbone(varied), test, fixed | varied)
 
-    file = sweep_file(output) if resume is None else _path(resume)
+    file = sweeps.sweep_file(output) if resume is None else _path(resume)
     shared = None if varies else gathered({})
 
-    def run(varied: Varied, start: Start | None) -> Path:
+    def run(varied: sweeps.Varied, start: Start | None) -> Path:
         federation = shared or gathered(varied)
         federation = replace(federation, count=int(varied.get("sites", federation.count)))
         return federation.run(flat(varied), output, lambda event: None, start)
@@ -199,10 +188,12 @@ def sweep(
             print(line, flush=True)
 
     again = resume is not None
-    finished = run_sweep(trials, flat, run, show, file, resume=again, workers=workers)
+    finished = sweeps.run_sweep(trials, flat, run, show, file, resume=again, workers=workers)
     if len(finished) == len(trials):
         return Sweep(tuple(finished), file)
-    print(text_of(finished), f"\ninterrupted; sweep(..., resume='{file}') goes on", flush=True)
+    print(
+        sweeps.text_of(finished), f"\ninterrupted; sweep(..., resume='{file}') goes on", flush=True
+    )
     raise KeyboardInterrupt
 
 
@@ -218,7 +209,7 @@ def _workers(workers: object) -> int:
     return workers
 
 
-def _check_grid(grid: Mapping[str, Any], trials: Sequence[Varied], sites: object) -> None:
+def _check_grid(grid: Mapping[str, Any], trials: Sequence[sweeps.Varied], sites: object) -> None:
     """Raise ConfigError for what a sweep cannot vary."""
     if unfit := set(grid) & {"data", "test", "output_dir"}:
         raise ConfigError(f"{min(unfit)} cannot be part of a grid; make one sweep for each")

@@ -30,7 +30,7 @@ from .runs.reader import read_payloads
 
 # By name: the coordinator's code does not import the site's. In a simulation, this machine is every
 # site.
-TEST_RECORDS = "fedsurrogate.client_app.diagnostics.simulation_checks"
+TEST_RECORDS = "fedsurrogate.client_app.diagnostics.first_look"
 
 
 def refit(
@@ -145,17 +145,16 @@ def scores_of(run: Path, model: Classifier) -> RefitScores | None:
     if not is_simulated(run):
         return None
     config = settings_of_run(run)
-    records = import_module(TEST_RECORDS)
+    found = import_module(TEST_RECORDS).test_records(config.settings, config.power, config.target)
+    records, names = found
     if config.target is not None:
-        features, values = records.test_values(config.settings, config.power, config.target)
         outputs, target = model.header.classes, target_of_model(model)
-        sums = measured(target, outputs, model.scores(features), values)
-        return RefitScores(len(features), metric_values=metrics_of(sums))
-    features, labels, names = records.test_features(config.settings, config.power)
-    known = class_indices(model.header.classes, names)[labels] >= 0
+        sums = measured(target, outputs, model.scores(records.features), records.targets())
+        return RefitScores(len(records.labels), metric_values=metrics_of(sums))
+    known = class_indices(model.header.classes, names)[records.labels] >= 0
     if not known.any():
         raise DataError(f"no test record of {', '.join(model.header.classes)}")
-    of_classes = features[known], names, labels[known]
+    of_classes = records.features[known], names, records.labels[known]
     # As sites receive them, at 16 bits.
     right, before = (
         model_proto.unpack_classifier(model_proto.pack_classifier(each)).accuracy(*of_classes)[0]

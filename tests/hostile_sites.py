@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedsurrogate.client_app.methods.fedpft.surrogate import SiteData, make_surrogate
+from benchmarks.harness.site_data import SiteData, make_surrogate
 from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate, Surrogate

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsurrogate.client_app.governance import ledger
-from fedsurrogate.client_app.governance.entries import events_of
+from fedsurrogate.client_app.governance.budget import events_of
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.message_files import MessageRequest
 from fedsurrogate.common.security.documents import Proposal, Request, read_request

@@ -95,7 +95,7 @@ def test_help_and_version_load_no_heavy_library_and_no_model_of_settings(program
 
 def test_a_small_simulation_loads_no_library_that_takes_longer_than_it(tmp_path: Path) -> None:
     line = ["simulate", "--engine", "local", "-c", f"output-dir={str(tmp_path)!r}"]
-    slow = ("sklearn", "scipy.stats", "pandas", "torchvision", "opacus", "ray")
+    slow = ("sklearn", "scipy.stats", "pandas", "torchvision", "ray")
     assert loaded("coordinator", [line], slow) == []
     assert [*tmp_path.glob("*/report.html")]
 

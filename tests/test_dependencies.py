@@ -203,7 +203,7 @@ def test_the_closure_follows_extras_of_dependencies_but_installs_no_other_extra(
 
 
 HEAVY = (
-    "ray", "torchvision", "timm", "open-clip-torch", "opacus", "pyarrow", "pydicom", "matplotlib",
+    "ray", "torchvision", "timm", "open-clip-torch", "pyarrow", "pydicom", "matplotlib",
     "pot", "pandas",
 )  # fmt: skip
 

@@ -71,7 +71,11 @@ PAGES = sorted(
     for pattern in ("README.md", "docs/**/*.md", "deploy/**/*.md", "benchmarks/results/*.md")
     for path in ROOT.glob(pattern)
 )
-REPORTS = sorted((ROOT / "server_app" / "report" / "templates").glob("*.md"))
+REPORTS = sorted(
+    path
+    for room in ("server_app/report", "client_app/audit")
+    for path in (ROOT / room / "templates").glob("*.md")
+)
 # What people type or read, by place.
 TEXTS = {
     **{f"{name} --help": text for app, own in COMMANDS.items() for name, text in helps(app, own)},

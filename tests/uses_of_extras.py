@@ -22,7 +22,6 @@ from fedsurrogate._arrays import data_frame
 from fedsurrogate.client_app.datasets.left_out import LeftOut
 from fedsurrogate.client_app.datasets.pacs import client_of, settings_of
 from fedsurrogate.client_app.datasets.tables import read_table
-from fedsurrogate.client_app.methods.dp.record_gradients import clipped_gradients
 from fedsurrogate.client_app.methods.dpcvae.downstream import fidelity
 from fedsurrogate.client_app.model_use.target_metrics import (
     Observed,
@@ -35,7 +34,6 @@ from fedsurrogate.client_app.model_use.target_metrics import (
 from fedsurrogate.common.backbones.backbones import load_backbone
 from fedsurrogate.common.backbones.libraries import stored_files
 from fedsurrogate.common.extras import EXTRAS
-from fedsurrogate.common.models.networks import convnet
 from fedsurrogate.server_app.export.graph import check_onnx
 from fedsurrogate.server_app.lifecycle.before_start import flower_engine
 from fedsurrogate.server_app.monitoring.mlflow_runs import log_to_mlflow
@@ -45,7 +43,6 @@ from fedsurrogate.server_app.report.plots.sweep import draw_sweep
 OBSERVED = Observed(np.arange(1.0, 4.0), np.array([True, False, True]), np.arange(3.0))
 NUMBERS = Predictions(np.arange(3.0), np.arange(3.0))
 CHANCES = {"finding": np.array([0.6, 0.3])}
-CONVNET = {"fedavg__model": "convnet"}
 PRIVATE: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-5, "classes": "0,1,2,3,4,5,6,7,8,9"}
 
 
@@ -73,15 +70,6 @@ USES: list[tuple[str, str, Callable[[Path], object]]] = [
     ("timm", "backbone = 'timm:resnet18'", lambda _: load_backbone("timm:resnet18")),
     ("huggingface_hub", "backbone = 'timm:hf-hub:lab/vit'", lambda _: load_backbone("timm:hf-hub:lab/vit")),
     ("huggingface_hub", "backbone = 'torchvision:resnet18'", lambda _: stored_files("torchvision:resnet18")),
-    ("opacus", "method = 'dp-fedavg'", lambda at: _simulate(at, method="dp-fedavg", **CONVNET, **PRIVATE)),
-    ("opacus", "method = 'dp-fedprox'", lambda at: _simulate(at, method="dp-fedprox", **CONVNET, **PRIVATE)),
-    (
-        "opacus",
-        "DP-SGD",
-        lambda _: clipped_gradients(
-            convnet(64, 2, 4), torch.zeros(2, 64), torch.tensor([0, 1]), 1.0
-        ),
-    ),
     ("ot", "method = 'dpcvae'", lambda at: _simulate(at, method="dpcvae")),
     ("ot", "method = 'dpcgan'", lambda at: _simulate(at, method="dpcgan", **PRIVATE)),
     ("ot", "the distance between records and synthetic records", lambda _: fidelity(torch.eye(4), torch.eye(4), 0)),

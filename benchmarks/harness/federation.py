@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness.seeds import over_seeds
+from benchmarks.harness.site_data import SiteData
 from fedsurrogate.client_app.datasets.partition import share
 from fedsurrogate.client_app.features.site_features import (
     LabelledFeatures,
@@ -27,8 +28,7 @@ from fedsurrogate.client_app.features.site_features import (
 from fedsurrogate.client_app.governance.gate import open_gate
 from fedsurrogate.client_app.governance.policy import policy_of
 from fedsurrogate.client_app.governance.release import site_function
-from fedsurrogate.client_app.methods.chain_step import kept_head
-from fedsurrogate.client_app.methods.fedpft.surrogate import SiteData
+from fedsurrogate.client_app.methods.evaluation import kept_head
 from fedsurrogate.client_app.methods.job import Job
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.backbones.power_transform import with_power

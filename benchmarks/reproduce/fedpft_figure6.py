@@ -15,7 +15,7 @@ from benchmarks.harness.options import arguments, settings_of
 from benchmarks.harness.plots import axes_of, draw
 from benchmarks.harness.results import report
 from benchmarks.harness.seeds import mean_and_deviation, over_seeds
-from fedsurrogate.client_app.methods.fedpft.chain import MOST_DRAWS
+from fedsurrogate.client_app.methods.fedpft.surrogate import MOST_DRAWS
 
 SITES, RECORDS = 5, 100
 ROWS: dict[str, dict[str, Any]] = {
@@ -45,7 +45,7 @@ def main() -> None:
 
     def curve(seed: int, data: Federation, row: tuple[dict[str, Any] | None, int]) -> list[float]:
         own, draws = row
-        with patch("fedsurrogate.client_app.methods.fedpft.chain.MOST_DRAWS", draws):
+        with patch("fedsurrogate.client_app.methods.fedpft.surrogate.MOST_DRAWS", draws):
             measured = measure(settings | {"seed": seed}, own, data)
         return [accuracy for _, accuracy in measured.curve or [(0, measured.accuracy)]]
 

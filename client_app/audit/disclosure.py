@@ -1,5 +1,8 @@
 """The disclosure sheet of a release: facts for the person who signs, by the five safes. It gives no
 verdict.
+
+A check of a run at a site: what it would send, what that costs, and whether the gate lets it. A run
+of one round is computed in full, without sending or charging it.
 """
 
 from __future__ import annotations
@@ -12,20 +15,115 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from fedsurrogate.common.costs import costs
+from fedsurrogate.common.errors import FedSurrogateError
+from fedsurrogate.common.escapes import for_html
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.methods.method import Field
-from fedsurrogate.common.pages.svg import page_head, render_page
+from fedsurrogate.common.pages.svg import page_head, render_page, trusted
 from fedsurrogate.common.privacy.mechanism import NOT_COVERED
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings import Bag
 
+from ..audit.output import TEMPLATES, check_attacks
+from ..features.site_features import site_name
+from ..governance.gate import Gate, open_gate
 from ..governance.ledger import own_ledger
-from ..governance.policy import Policy, policy_of
-from ..governance.release import DISCLOSURES
+from ..governance.policy import policy_of
+from ..governance.release import DISCLOSURES, Verdict, prepare, verdict, without_records
+from ..methods.job import SiteRequest
 from ..node_config import NodeConfig
 from ..offline.keys import coordinator_key
-from ..offline.run_check import check_run
 from .release_audit import FEWEST, ReleaseAudit, audit_release
+
+CHECK = "check"
+Part = dict[str, Any]
+
+
+def check_run(run: Run, node: NodeConfig) -> Part:
+    """Ask the gate about a run, and make the surrogate that this site would send in a run of one round.
+
+    A real release draws new noise, so the surrogate of a check never leaves.
+
+    Args:
+        run: of the coordinator.
+        node: the site's settings.
+
+    Raises:
+        FedSurrogateError: of one round, if no release can be made.
+    """
+    gate = open_gate(node, run.settings.data, CHECK)
+    facts, refusal = _made(run, node, gate) if run.plan.releases_once else _planned(run, node, gate)
+    return facts | {"may_leave": not refusal, "refusal": refusal or None}
+
+
+def _made(run: Run, node: NodeConfig, gate: Gate) -> tuple[Part, str]:
+    request = SiteRequest(
+        run, node, site_name(node, 0), flower_run=CHECK, info={"lineage": "check"}
+    )
+    prepared = prepare(request, gate, affordable=False)
+    release, records = prepared.release, len(prepared.found.train.labels)
+    found = verdict(run, gate, node, records)
+    facts: Part = {
+        "mechanism": release.mechanism,
+        "unit": gate.unit_of(release) if release.events else None,
+        "epsilon": release.epsilon or None,
+        "delta": release.delta or None,
+        "bytes": release.bytes,
+        # A private release draws new noise each time, so this one's hash would be that of nothing
+        # that leaves.
+        "sha256": None if release.events else release.sha256,
+        "classes": list(prepared.found.classes),
+        "records": records,
+        "sigmas": release.sigmas,
+        "sensitivities": release.sensitivities,
+        "facts": release.facts,
+        "left_out": [each.why for each in prepared.found.report.left_out],
+        "warnings": [*prepared.found.report.warnings, *found.warnings],
+        "failure": prepared.failure.text or None,
+    } | _budget(found)
+    refusal = ""
+    if failure := prepared.failure.text:
+        refusal = f"THE RECORDS CANNOT BE USED, and pure noise would leave instead: {failure}"
+    try:
+        facts["epsilon_after"] = gate.check(release)
+        check_attacks(run, node, gate.policy)
+    except FedSurrogateError as error:
+        refusal = f"{refusal}; {error}" if refusal else str(error)
+    return facts, refusal
+
+
+def _planned(run: Run, node: NodeConfig, gate: Gate) -> tuple[Part, str]:
+    """Of a run in rounds: what its settings say. Its releases depend on models that are not there."""
+    found, own = verdict(run, gate, node), run.settings
+    claim = run.mechanism_for("patient" if node.protects == "patient" else "record")
+    classes = max(1, len(own.classes))
+    try:
+        dimension = without_records(run, node).train.features.shape[1]
+        cost = costs(run, dimension, classes, 0, 1)[0]
+    except FedSurrogateError:
+        cost = None  # Only the images tell the dimension.
+    facts: Part = {
+        "mechanism": claim.name if claim else "none",
+        "unit": claim.unit if claim else None,
+        "epsilon": own.epsilon or None,
+        "delta": own.delta if own.epsilon else None,
+        "rounds": run.rounds,
+        "sends": [f"{each.name} ({each.shape})" for each in run.plan.messages.sends],
+        "bytes": cost.up if cost else None,
+        "bytes_received": cost.down if cost else None,
+        "warnings": list(found.warnings),
+    } | _budget(found)
+    return facts, found.refusal
+
+
+def _budget(found: Verdict) -> Part:
+    return {
+        "epsilon_before": found.spent,
+        "epsilon_total": found.total,
+        "runs_left": found.runs_left,
+    }
+
 
 PARTS = {
     "projects": ("Safe projects", "What is this release for?"),
@@ -34,53 +132,20 @@ PARTS = {
     "settings": ("Safe settings", "Where does it go, and within which limits?"),
     "outputs": ("Safe outputs", "What leaves, and what does it show?"),
 }
-PAGE = (
-    page_head("Disclosure · {{ s.projects.method }}")
-    + """\
-<style>
-section.card { margin: 0 0 18px; } dl.facts { display: grid; grid-template-columns: minmax(150px, 230px) minmax(0, 1fr); gap: 7px 18px; margin: 0; }
-dl.facts dt { color: var(--quiet); } dl.facts dd { margin: 0; } dl.facts ul { margin: 0; padding-left: 18px; }
-.sign { display: grid; grid-template-columns: 1fr 1fr 1fr; gap: 30px; margin-top: 56px; } .sign span { border-top: 1px solid var(--ink); padding-top: 4px; font-size: 13px; }
-@media (max-width: 640px) { dl.facts { grid-template-columns: minmax(0, 1fr); gap: 2px; } dl.facts dd { margin-bottom: 8px; } }
-</style>
-</head>
-<body>
-<main>
-<header>
-<p class="eyebrow">Disclosure sheet · run {{ s.run }} · {{ s.site }} · written {{ s.written }}</p>
-<h1>What would leave this site for {{ s.projects.method }}: {{ s.outputs.bytes }} bytes.</h1>
-<p>Facts for the person who decides, by the five safes (UK Data Service; SATRE). This sheet gives no verdict. Nothing has left, and nothing was charged. It stays at this site,
-at the address <b>{{ address }}</b> in the state folder; the ledger's entry has the same address once the release leaves.</p>
-</header>
-{% macro show(value) %}{% if value is mapping %}<dl class="facts">{% for k, v in value.items() %}<dt>{{ k | replace("_", " ") }}</dt><dd>{{ show(v) }}</dd>{% endfor %}</dl>
-{% elif value is iterable and value is not string %}{% if value %}<ul>{% for v in value %}<li>{{ show(v) }}</li>{% endfor %}</ul>{% else %}none{% endif %}
-{% elif value is sameas true %}yes{% elif value is sameas false %}no{% elif value is none %}none{% elif value is float %}{{ "%.4g" | format(value) }}{% else %}{{ value }}{% endif %}{% endmacro %}
-{% for key, (title, question) in parts.items() %}<section class="card"><h2>{{ title }}</h2><p class="quiet">{{ question }}</p>
-<dl class="facts">{% for name, value in s[key].items() %}<dt>{{ name }}</dt><dd>
-{% if name == "attacks" %}<div class="scroll"><table><thead><tr><th>attack</th><th class="number">AUC (0.5 is a guess)</th><th class="number">95 % interval</th><th class="number">found at 1 %</th><th class="number">at 0.1 %</th></tr></thead><tbody>
-{% for attack, r in value.items() %}<tr><td>{{ attack }}</td><td class="number">{{ "%.3f" | format(r.auc) }}</td><td class="number">{{ "%.3f" | format(r.low) }} to {{ "%.3f" | format(r.high) }}</td><td class="number">{{ "%.1f" | format(100 * r.rate_at_one_percent) }} %</td><td class="number">{{ "%.2f" | format(100 * r.rate_at_one_in_thousand) }} %</td></tr>{% endfor %}
-</tbody></table></div>Other attacks may do better: attacks prove leaks, never their absence.
-{% else %}{{ show(value) }}{% endif %}</dd>{% endfor %}</dl></section>
-{% endfor %}
-<div class="sign"><span>name and role</span><span>date</span><span>signature</span></div>
-</main>
-</body>
-</html>
-"""
-)
 
 
-def page_of(content: dict[str, Any], address: str) -> str:
+def page_of(content: Part, address: str) -> str:
     """The page of a sheet, HTML.
 
     Args:
         content: of the sheet.
         address: of its files in the state folder.
     """
-    return render_page(PAGE, {"s": content, "parts": PARTS, "address": address})
+    head = trusted(page_head(for_html(f"Disclosure · {content['projects']['method']}")))
+    values = {"head": head, "s": content, "parts": PARTS, "address": address}
+    return render_page("disclosure.html.j2.md", values, TEMPLATES)
 
 
-Part = dict[str, Any]
 # Settings that name folders and files of this machine.
 PLACES = ("data-dir", "output-dir", "weights-path")
 REFUSALS = (
@@ -126,34 +191,40 @@ def sheet(run: Run, node: NodeConfig, made: Part, audit: ReleaseAudit) -> Part:
         made: the release, as a check makes it.
         audit: attacks on such releases.
     """
+    method, settings, policy = run.method, run.settings, policy_of(node)
+    limits = policy.model_dump(mode="json")
+    alone = (
+        "the sum of all sites only"
+        if settings.secure_aggregation
+        else "this site's release by itself"
+    )
+    key = coordinator_key(node).hex() if node.coordinator_key else ""
     return {
         "schema": 1,
         "run": run.digest,
         "site": node.site,
         "written": datetime.now(UTC).isoformat(timespec="seconds"),
-        "projects": _projects(run),
-        "people": _people(node),
-        "data": _data(
-            node.data or run.settings.data,
-            run.settings.backbone,
-            made,
-            run.settings.features.bag,
-        ),
-        "settings": _settings(
-            run.settings.secure_aggregation, run.settings.fedpft.seal, policy_of(node)
-        ),
+        "projects": {
+            "method": method.name,
+            "title": method.title,
+            "source": method.paper,
+            "purpose": "to be filled in by hand",
+            "settings that differ from the defaults": _changed(run),
+        },
+        "people": {
+            "receives it": "the coordinator whose requests this site answers",
+            "key of the coordinator": key
+            or "none is set: any coordinator that the connection admits",
+            "others who may read it": "the coordinator's network and whoever it forwards the release "
+            "or the learned model to",
+        },
+        "data": _data(node.data or settings.data, settings.backbone, made, settings.features.bag),
+        "settings": {
+            "the coordinator sees": alone,
+            "sealed for other sites": settings.fedpft.seal,
+        }
+        | {f"policy: {name.replace('_', '-')}": limits[name] for name in LIMITS},
         "outputs": _outputs(run.plan.messages.sends, node, made, audit),
-    }
-
-
-def _projects(run: Run) -> Part:
-    method = run.method
-    return {
-        "method": method.name,
-        "title": method.title,
-        "source": method.paper,
-        "purpose": "to be filled in by hand",
-        "settings that differ from the defaults": _changed(run),
     }
 
 
@@ -175,17 +246,6 @@ def _inner(value: Any, usual: Any) -> Any:
     return {key: inner for key, inner in value.items() if inner != usual[key]}
 
 
-def _people(node: NodeConfig) -> Part:
-    return {
-        "receives it": "the coordinator whose requests this site answers",
-        "key of the coordinator": coordinator_key(node).hex()
-        if node.coordinator_key
-        else "none is set: any coordinator that the connection admits",
-        "others who may read it": "the coordinator's network and whoever it forwards the release "
-        "or the learned model to",
-    }
-
-
 def _data(kind: str, backbone: str, facts: Part, bag: Bag) -> Part:
     pooled = "" if bag == "none" else f"; a record is a bag, the {bag} of its images' features"
     return {
@@ -201,25 +261,9 @@ def _data(kind: str, backbone: str, facts: Part, bag: Bag) -> Part:
 
 # Limits of the policy that a sheet shows.
 LIMITS = (
-    "methods",
-    "mechanisms",
-    "epsilon_per_run",
-    "epsilon_total",
-    "delta",
-    "without_dp",
-    "smallest_class",
-    "largest_payload_mib",
+    *("methods", "mechanisms", "epsilon_per_run", "epsilon_total", "delta", "without_dp"),
+    *("smallest_class", "largest_payload_mib"),
 )
-
-
-def _settings(secure_aggregation: bool, sealed: bool, policy: Policy) -> Part:
-    limits = policy.model_dump(mode="json")
-    return {
-        "the coordinator sees": "the sum of all sites only"
-        if secure_aggregation
-        else "this site's release by itself",
-        "sealed for other sites": sealed,
-    } | {f"policy: {name.replace('_', '-')}": limits[name] for name in LIMITS}
 
 
 def _outputs(sends: Sequence[Field], node: NodeConfig, facts: Part, audit: ReleaseAudit) -> Part:

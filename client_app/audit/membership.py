@@ -655,11 +655,8 @@ def largest_excess(ratios: Matrix, members: Mask, epsilon: float, delta: float) 
             least = (spread[0] + math.exp(2 * epsilon) * spread[1]) / (pairs * count)
             error = width * math.sqrt(max(each.var(ddof=1) / pairs, least))
             middle = float(each.mean())
-            excesses.append(
-                Excess(
-                    middle, middle - error, middle + error, float(true.mean()), float(false.mean())
-                )
-            )
+            found = float(true.mean()), float(false.mean())
+            excesses.append(Excess(middle, middle - error, middle + error, *found))
     return max(excesses, key=lambda each: each.low, default=None)
 
 

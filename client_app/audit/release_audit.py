@@ -44,27 +44,8 @@ from ..governance.release import site_function
 from ..governance.work_limits import SiteLimits
 from ..methods.job import Job
 from ..node_config import NodeConfig
-from .membership import (
-    AttackResult,
-    Excess,
-    Mask,
-    Matrix,
-    Near,
-    NearestRecords,
-    Trials,
-    allowed_auc,
-    coded_scores,
-    distinct,
-    largest_excess,
-    lira,
-    nearest,
-    proven_epsilon,
-    rmia,
-    scores_of,
-    success,
-    summary,
-    usual_distance,
-)
+from . import membership
+from .membership import nearest
 
 # Synthetic embeddings of each class that the black box is asked for.
 DRAWN = 500
@@ -85,10 +66,8 @@ def generator_of(run: Run, node: NodeConfig, site_features: SiteFeatures) -> Any
     """
     classes, d = site_features.classes, site_features.train.features.shape[1]
     module = fresh_generator(run.settings, run.method.adversarial, len(classes), d)
-    tensors, header = (
-        tensors_of(module),
-        Header(run.settings.method, run.digest, "audit", site_features.fingerprint, classes),
-    )
+    tensors = tensors_of(module)
+    header = Header(run.settings.method, run.digest, "audit", site_features.fingerprint, classes)
     with tempfile.TemporaryDirectory(prefix="audit-") as name:
         here = node.model_copy(update={"state_dir": name})
         for number in range(1, run.rounds + 1):
@@ -177,11 +156,9 @@ def likelihood(decoder: Decoder, features: Tensor, labels: Tensor) -> Tensor:
         Log likelihoods (n,) in nats.
     """
     records, kinds = scaled(features), torch.eye(len(decoder.means))
-    return (
-        _exact(decoder, records, labels, kinds)
-        if decoder.layers is None
-        else _best(decoder, records, kinds[labels])
-    )
+    if decoder.layers is None:
+        return _exact(decoder, records, labels, kinds)
+    return _best(decoder, records, kinds[labels])
 
 
 def _exact(decoder: Decoder, records: Tensor, labels: Tensor, kinds: Tensor) -> Tensor:
@@ -194,10 +171,9 @@ def _exact(decoder: Decoder, records: Tensor, labels: Tensor, kinds: Tensor) -> 
         for label in torch.unique(labels).tolist():
             own = labels == label
             diagonal = torch.ones(records.shape[1]) if spread is None else spread[label].exp()
+            factor = loadings * (log_width[label] / 2).exp()
             gaussian = torch.distributions.LowRankMultivariateNormal(
-                mean[label].double(),
-                (loadings * (log_width[label] / 2).exp()).double(),
-                diagonal.double(),
+                mean[label].double(), factor.double(), diagonal.double()
             )
             likelihoods[own] = gaussian.log_prob(records[own].double()).float()  # type: ignore[no-untyped-call]
     return likelihoods
@@ -285,20 +261,20 @@ class ReleaseAudit:
     records: int
     of: int
     releases: int
-    attack: AttackResult
+    attack: membership.AttackResult
     attack_name: str
-    others: dict[str, AttackResult]
+    others: dict[str, membership.AttackResult]
     allowed: float
-    excess: dict[str, Excess | None]
+    excess: dict[str, membership.Excess | None]
     proven: float
     per_class: dict[str, tuple[int, float]]
-    nearest: NearestRecords | None
+    nearest: membership.NearestRecords | None
     standing_out: tuple[StandingOut, ...]
     standing_out_count: int
     seconds: float
 
     @property
-    def attacks(self) -> dict[str, AttackResult]:
+    def attacks(self) -> dict[str, membership.AttackResult]:
         """All attacks by name."""
         return {self.attack_name: self.attack} | self.others
 
@@ -347,13 +323,13 @@ def audit_release(
     groups = _groups(site_features.train, sample)
     if len(np.unique(groups)) < 4:
         raise DataError(f"{len(np.unique(groups))} units of training records; an audit needs four")
-    kinds: dict[str, list[Matrix]] = {}
-    members: list[Mask] = []
-    near: list[Near] = []
+    kinds: dict[str, list[membership.Matrix]] = {}
+    members: list[membership.Mask] = []
+    near: list[membership.Near] = []
     # Records with another target than classes are of one group.
     classes = site_features.classes if run.target is None else (run.target.title,)
     sent: AnySurrogate | Parameters | None = None
-    usual = usual_distance(site_features.train.features[sample])
+    usual = membership.usual_distance(site_features.train.features[sample])
     while len(members) < most and (len(members) < FEWEST or time.monotonic() - started < seconds):
         half = _half(groups, drawn)
         if half.all() or not half.any():
@@ -367,18 +343,21 @@ def audit_release(
             members.append(inside)
             if progress is not None:
                 progress(len(members), most)
-    trials = {name: Trials(np.stack(each), np.stack(members)) for name, each in kinds.items()}
-    ratios = {name: lira(each) for name, each in trials.items()}
+    trials = {
+        name: membership.Trials(np.stack(each), np.stack(members)) for name, each in kinds.items()
+    }
+    ratios = {name: membership.lira(each) for name, each in trials.items()}
     first = next(iter(trials))
     if isinstance(sent, Parameters) and "weight" in sent.tensors:
-        ratios[RMIA] = rmia(trials[first])
+        ratios[RMIA] = membership.rmia(trials[first])
     # Sums of a target have two attacks, and a record may stand out in either.
     shown = list(trials.values()) if run.target is not None else [trials[first]]
-    inside, apart = trials[first].members, np.max([distinct(each) for each in shown], axis=0)
-    attacks = {name: success(each, inside) for name, each in ratios.items()}
+    inside = trials[first].members
+    apart = np.max([membership.distinct(each) for each in shown], axis=0)
+    attacks = {name: membership.success(each, inside) for name, each in ratios.items()}
     epsilon, delta = float(run.settings.epsilon or 0), float(run.settings.delta or 0)
     excess = {
-        name: largest_excess(each, inside, epsilon, delta) if epsilon else None
+        name: membership.largest_excess(each, inside, epsilon, delta) if epsilon else None
         for name, each in ratios.items()
     }
     return ReleaseAudit(
@@ -391,14 +370,14 @@ def audit_release(
         attack=attacks.pop(first),
         attack_name=first,
         others=attacks,
-        allowed=allowed_auc(epsilon, delta),
+        allowed=membership.allowed_auc(epsilon, delta),
         excess=excess,
         # For patients with several records the answers are not counted here.
-        proven=proven_epsilon(trials[first], delta)
+        proven=membership.proven_epsilon(trials[first], delta)
         if len(np.unique(groups)) == len(groups)
         else 0.0,
         per_class=_by_class(ratios[first], inside, site_features.train.labels[sample], classes),
-        nearest=summary(near, usual),
+        nearest=membership.summary(near, usual),
         standing_out=_named(run, node, site_features.train, classes, sample, apart),
         standing_out_count=int((apart > STANDS_OUT).sum()),
         seconds=time.monotonic() - started,
@@ -411,21 +390,21 @@ def _attack(
     own: SiteFeatures,
     train: LabelledFeatures,
     sample: Tensor,
-    inside: Mask,
-) -> tuple[AnySurrogate | Parameters | None, dict[str, Tensor], list[Near]]:
+    inside: membership.Mask,
+) -> tuple[AnySurrogate | Parameters | None, dict[str, Tensor], list[membership.Near]]:
     """A release from some of the records, the scores of all that are attacked, and its means."""
     features, labels = train.features[sample], train.labels[sample]
     if run.plan.training.section == "dpcvae":
         return None, generator_scores(generator_of(run, node, own), features, labels), []
     payload = _release(run, node, own)
     if run.target is not None:
-        sums, values = unpack_parameters(payload), train.values
-        assert values is not None
-        return sums, coded_scores(sums, run.target, features, values[sample]), []
+        sums = unpack_parameters(payload)
+        values = train.targets()[sample]
+        return sums, membership.coded_scores(sums, run.target, features, values), []
     surrogate = run.plan.combination.makes_surrogates
     sent = unpack_surrogate(payload) if surrogate else unpack_parameters(payload)
     features, classes = in_frame(features, sent.header.frame), own.classes
-    scores = {LIRA: scores_of(sent, classes, features, labels)}
+    scores = {LIRA: membership.scores_of(sent, classes, features, labels)}
     return sent, scores, nearest(sent, classes, features, labels, torch.from_numpy(inside))
 
 
@@ -438,7 +417,7 @@ def _groups(train: LabelledFeatures, sample: Tensor) -> NDArray[np.int64]:
     )
 
 
-def _half(groups: NDArray[np.int64], drawn: np.random.Generator) -> Mask:
+def _half(groups: NDArray[np.int64], drawn: np.random.Generator) -> membership.Mask:
     """Half of the units, each with probability 1/2: a claim holds for one unit, whatever the others
     are.
     """
@@ -469,7 +448,7 @@ def _release(run: Run, node: NodeConfig, site_features: SiteFeatures) -> bytes:
 
 
 def _by_class(
-    ratios: Matrix, members: Mask, labels: Tensor, classes: Sequence[str]
+    ratios: membership.Matrix, members: membership.Mask, labels: Tensor, classes: Sequence[str]
 ) -> dict[str, tuple[int, float]]:
     from sklearn.metrics import roc_auc_score
 

@@ -91,12 +91,10 @@ def enrol(
         contact: An e-mail address, for the coordinator.
         out: The site's folder, into which its kit is unpacked; default: ./SITE.
     """
-    from fedsurrogate.common.errors import ConfigError
+    from fedsurrogate.common.errors import ConfigError, told_as
     from fedsurrogate.common.files import replace_file
     from fedsurrogate.common.security import enrolment
     from fedsurrogate.common.security.documents import in_groups
-
-    from ..own_files import told_as
 
     enrolment.check_site_name(name)
     folder = out or Path(name)

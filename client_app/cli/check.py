@@ -97,7 +97,7 @@ def check(
 
 
 def _show_release(run: Run, node: NodeConfig, as_json: bool) -> None:
-    from ..offline.run_check import check_run
+    from ..audit.disclosure import check_run
 
     facts = check_run(run, node)
     if as_json:

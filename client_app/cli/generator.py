@@ -133,13 +133,8 @@ def classify(
         own, test, made = (
             LabelledEmbeddings(each.features, group[each.labels]) for each in (own, test, made)
         )
-    header = Header(
-        synthetic.manifest["method"],
-        synthetic.manifest["run"],
-        "site",
-        synthetic.fingerprint,
-        names,
-    )
+    made_by = synthetic.manifest["method"], synthetic.manifest["run"]
+    header = Header(*made_by, "site", synthetic.fingerprint, names)
     shared = head_on(made, header, run.settings.head, run.settings.seed)
     mixture = mix(own, shared, run.settings.head, run.settings.seed, validation)
     scores = mixture.scores(test)
@@ -149,12 +144,8 @@ def classify(
         facts = {"classes": names, "share": mixture.share, "tested": len(test.labels)}
         print_json(facts | {"scores": scores})
         return
-    table = Table(
-        "head of",
-        "accuracy",
-        "balanced accuracy",
-        title=f"{len(test.labels)} test records, {len(names)} classes",
-    )
+    title = f"{len(test.labels)} test records, {len(names)} classes"
+    table = Table("head of", "accuracy", "balanced accuracy", title=title)
     own_name = {
         "local": "own records",
         "synthetic": "synthetic embeddings",
@@ -199,10 +190,8 @@ def ood(
     check_writable(out)
     run = run_config_of(run_config)
     synthetic, site_features = _opened(file, run, node_config)
-    own, made = (
-        site_records(site_features, synthetic.classes, "train"),
-        LabelledEmbeddings(synthetic.features, synthetic.labels),
-    )
+    own = site_records(site_features, synthetic.classes, "train")
+    made = LabelledEmbeddings(synthetic.features, synthetic.labels)
     hidden = [name.strip() for name in unknown.split(",") if name.strip()]
     every = dict.fromkeys((*synthetic.classes, *site_features.classes))
     if wrong := [name for name in hidden if name not in every]:
@@ -210,19 +199,14 @@ def ood(
     marks = torch.tensor([name in hidden for name in synthetic.classes])
     if bool(marks.all()):
         raise ConfigError(f"--unknown {unknown!r} leaves no known class")
-    known = {
-        name: each.take(~marks[each.labels]) for name, each in (("local", own), ("synthetic", made))
-    }
-    columns = [
-        [getattr(known[name], part) for name in ("local", "synthetic")]
-        for part in ("features", "labels")
-    ]
-    known["both"] = LabelledEmbeddings(*map(torch.cat, columns))
-    # Test records keep classes that the run does not have: the scores are meant to detect them.
-    features, labels = (
-        clip(site_features.test.features.double(), 0.0)[0].float(),
-        site_features.test.labels,
+    known = {"local": own.take(~marks[own.labels]), "synthetic": made.take(~marks[made.labels])}
+    known["both"] = LabelledEmbeddings(
+        torch.cat([each.features for each in known.values()]),
+        torch.cat([each.labels for each in known.values()]),
     )
+    # Test records keep classes that the run does not have: the scores are meant to detect them.
+    test = site_features.test
+    features, labels = clip(test.features.double(), 0.0)[0].float(), test.labels
     if not len(labels):
         raise DataError("no test record at this site")
     foreign = torch.tensor(
@@ -234,11 +218,9 @@ def ood(
         if len(each.labels) > 1
     }
     outside = foreign[labels]
-    areas = {
-        n: ranks_above(s[~outside], s[outside])
-        for n, s in scores.items()
-        if outside.any() and not outside.all()
-    }
+    areas = {}
+    if outside.any() and not outside.all():
+        areas = {n: ranks_above(s[~outside], s[outside]) for n, s in scores.items()}
     if out is not None:
         rows = zip(labels.tolist(), *(score.tolist() for score in scores.values()), strict=True)
         cells = ([site_features.classes[label], *row] for label, *row in rows)

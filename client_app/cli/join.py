@@ -226,10 +226,9 @@ def installed(kit: Kit) -> list[str]:
     Raises:
         ConfigError: the file cannot be written.
     """
+    from fedsurrogate.common.errors import told_as
     from fedsurrogate.common.files import replace_file
     from fedsurrogate.common.machine import home_folder
-
-    from ..own_files import told_as
 
     name = f"fedsurrogate-{kit.values['SITE']}.service"
     file = (
@@ -324,8 +323,7 @@ def check_settings(node: NodeConfig) -> None:
 
     from ..governance.ledger import own_ledger
     from ..governance.policy import check_confirmed, load_policy
-    from ..node_config import check_folders
-    from ..own_files import close_to_others
+    from ..node_config import check_folders, close_to_others
 
     if not node.data:
         raise ConfigError(

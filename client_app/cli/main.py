@@ -23,13 +23,11 @@ from fedsurrogate.common.files import owner_only
 from ..processes.own_account import take_arguments
 from .approve import approve, enrol, forget, policy, settings
 from .check import check, doctor, metrics
-from .evaluate import adapt, evaluate
-from .fetch import fetch
+from .evaluate import adapt, evaluate, predict
 from .generator import generator_app
 from .join import confirm_looser, join
-from .models import backup, models_app, restore
+from .models import backup, fetch, models_app, restore
 from .options import ConfirmPolicy, Node, node_of, one_text, print_json
-from .predict import predict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -195,11 +193,9 @@ def ledger_table(entries: Sequence[dict[str, Any]]) -> Table:
     rows: dict[str, list[dict[str, Any]]] = {}
     for place, entry in enumerate(entries):
         # Each round of a private run states what the whole run costs.
-        alike = (
-            [entry[key] for key in OF_A_RUN]
-            if entry["kind"] == "release" and entry["events"]
-            else place
-        )
+        alike: object = place
+        if entry["kind"] == "release" and entry["events"]:
+            alike = [entry[key] for key in OF_A_RUN]
         rows.setdefault(json.dumps(alike), []).append(entry)
     for together in rows.values():
         table.add_row(*_row(together))
@@ -255,12 +251,11 @@ def reopen(
 
     gate = open_gate(node_of(node_config), Settings().data, "")
     gate.ledger.reopen(reason, epsilon_spent, gate.policy.delta, keep, seen)
+    spent = f"epsilon {epsilon_spent:g}"
     what = (
-        "the ledger continues, with epsilon {:g} more"
-        if keep
-        else "a new ledger begins with epsilon {:g}"
+        f"the ledger continues, with {spent} more" if keep else f"a new ledger begins with {spent}"
     )
-    console.print(f"{what.format(epsilon_spent)} spent: {gate.ledger.path}")
+    console.print(f"{what} spent: {gate.ledger.path}")
 
 
 @offline_app.command()

@@ -16,22 +16,20 @@ from PIL import Image
 from torch import Tensor
 
 from fedsurrogate.common.data_report import DataReport
-from fedsurrogate.common.errors import DataError
+from fedsurrogate.common.errors import DataError, told_as
 from fedsurrogate.common.identity import check_one_truth
 
 from ..node_config import NodeConfig
-from ..own_files import told_as
 from .dicom import KEYS, OF_HEADERS, OF_ONE_IMAGE, key_of, read_dicom
 from .feature_files import feature_headers, read_safetensors, read_slides
 from .image_folders import class_folders, find_table, read_imagefolder, table_of
 from .images import once, without_leaks
 from .left_out import LeftOut, SourceError, loss_of_other_classes, printable, warnings_of_data
 from .readers import content_key, parquet_files, read_digits, read_parquet, split_files
-from .records import Content, Records, only, select
+from .records import Content, Records, described, only, pooled, select
 from .source import DataSource as DataSource
 from .source import folder_of as folder_of
 from .source import require_columns, some
-from .table_records import described, pooled
 from .tables import csv_header, is_parquet, of_lists, parquet_table
 
 READERS = {

@@ -5,7 +5,6 @@ read on demand.
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,28 +13,18 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from fedsurrogate.common.errors import DataError
+from fedsurrogate.common.errors import LOG, DataError
 from fedsurrogate.common.extras import DECODERS, install_command, needed_for
 from fedsurrogate.common.identity import normal
 
 from ..node_config import Frames
-from .dicom_files import (
-    DICOM,
-    LARGEST_PIXELS,
-    encoding_of,
-    open_place,
-    plugins_for,
-    read_header,
-    without_warnings,
-)
-from .image_facts import of_dicom
+from . import dicom_files
 from .image_folders import files_below, folder_bags, in_class_folders, note_depth, table_of
-from .images import remembered, same_files
+from .images import of_dicom, remembered, same_files
 from .left_out import LeftOut, SourceError, attempt, described, is_file, open_regular, printable
 from .readers import content_key
-from .records import Records, only, select, without
+from .records import OF_FOLDER, Records, only, records_of, select, without
 from .source import DataSource, listing, require_columns, some
-from .table_records import OF_FOLDER, SourceTable
 from .tables import name_or_blank, names_in, read_table
 
 # Images of a file of which each is taken: a header may state any number.
@@ -89,7 +78,7 @@ def opened(
     return Records(
         [""] * len(paths),
         key,
-        opener=partial(open_place, places),
+        opener=partial(dicom_files.open_place, places),
         describe=partial(of_dicom, places),
         same=partial(remembered, key, partial(same_files, paths)),
         place=lambda i: str(paths[i]),
@@ -116,26 +105,24 @@ def each_frame(records: Records, images: Sequence[DicomImage]) -> Records:
     every = Records(
         [""] * len(places),
         _key(whole, owners),
-        opener=partial(open_place, places),
+        opener=partial(dicom_files.open_place, places),
         describe=partial(of_dicom, places),
         place=lambda i: f"{places[i][0]} (image {places[i][1] + 1})",
     )
     own = select(every, [at for file in files for at in range(starts[file], starts[file + 1])])
-    return replace(
-        select(records, rows),
-        key=_key(records, rows),
-        opener=own.opener,
-        describe=own.describe,
-        place=own.place,
-        found=own.found,
-    )
+    return _as_opened(replace(select(records, rows), key=_key(records, rows)), own)
+
+
+def _as_opened(records: Records, own: Records) -> Records:
+    """Records whose images are those of others."""
+    shared = {name: getattr(own, name) for name in ("opener", "describe", "place", "found")}
+    return replace(records, **shared)
 
 
 def _key(records: Records, rows: Sequence[int]) -> str:
     return hashlib.sha256(repr((records.key, rows)).encode()).hexdigest()
 
 
-LOG = logging.getLogger("fedsurrogate.site")
 # Columns by which a table may identify images, the most specific first.
 KEYS = ("path", "SOPInstanceUID", "StudyInstanceUID", "AccessionNumber", "PatientID")
 OF_ONE_IMAGE = KEYS[:2]
@@ -181,17 +168,8 @@ def read_dicom(source: DataSource, name: str, left: LeftOut) -> Records:
     # Which labels a run reads decides which rows of a table count; features are those of all.
     every = opened(root, found, source.frames, _decoders(found, LeftOut(one_by_one=True)))
     own = every if len(rows) == len(found) else only(every, rows)
-    readable = replace(
-        records,
-        key=own.key,
-        opener=own.opener,
-        describe=own.describe,
-        same=own.same,
-        place=own.place,
-        found=own.found,
-        patients=patients,
-        burned_in=burned_in,
-    )
+    noted = replace(records, key=own.key, patients=patients, burned_in=burned_in, same=own.same)
+    readable = _as_opened(noted, own)
     several = source.frames == "all"
     if source.bags or several:
         readable = replace(readable, bags=_bags(images, readable, source, left))
@@ -273,7 +251,8 @@ def _by_table(
     # From here on, each row belongs to an image.
     place = left.place
     left.place = lambda at: place(matched[at])
-    return found, places, SourceTable(file, columns).rows(matched).records(source, left)
+    of_rows = {name: [own[row] for row in matched] for name, own in columns.items()}
+    return found, places, records_of(file, of_rows, source, left)
 
 
 def key_of(table: Path, columns: Sequence[str]) -> str:
@@ -344,10 +323,10 @@ def scan_images(root: Path, files: Sequence[Path], left: LeftOut) -> list[DicomI
     Raises:
         DataError: without any image.
     """
-    with needed_for(DICOM):
+    with needed_for(dicom_files.DICOM):
         from pydicom.errors import InvalidDicomError
 
-    without_warnings()
+    dicom_files.without_warnings()
     images: list[DicomImage] = []
     foreign = without = 0
     broken: list[str] = []
@@ -381,12 +360,12 @@ def scan_images(root: Path, files: Sequence[Path], left: LeftOut) -> list[DicomI
 
 def _read_header(root: Path, file: Path) -> DicomImage | None:
     with open_regular(file) as stream:
-        header = read_header(stream, TAGS, encoding_of(stream))
+        header = dicom_files.read_header(stream, TAGS, dicom_files.encoding_of(stream))
     if "Rows" not in header:
         return None
-    if header.Rows * header.Columns > LARGEST_PIXELS:
+    if header.Rows * header.Columns > dicom_files.LARGEST_PIXELS:
         raise DataError(
-            f"{header.Columns} x {header.Rows} pixels, more than the limit of {LARGEST_PIXELS}"
+            f"{header.Columns} x {header.Rows} pixels, more than the limit of {dicom_files.LARGEST_PIXELS}"
         )
     texts = {tag: name_or_blank(str(header.get(tag) or "")) for tag in TEXTS}
     return DicomImage(
@@ -417,13 +396,9 @@ def _patients(images: Sequence[DicomImage], left: LeftOut) -> tuple[str, ...]:
     nameless: list[int] = []
     for row, image in enumerate(images):
         patient = image.keys["PatientID"]
-        possible = (
-            {""}
-            if left.one_by_one
-            else {image.issuer}
-            if image.issuer
-            else issuers[patient] or {""}
-        )
+        possible = {""}
+        if not left.one_by_one:
+            possible = {image.issuer} if image.issuer else issuers[patient] or {""}
         if not patient or len(possible) > 1:
             nameless.append(row)
             names.append("")
@@ -471,7 +446,7 @@ def _decoders(images: Sequence[DicomImage], left: LeftOut) -> list[tuple[str, tu
     """The available decoders for every transfer syntax. Images without a decoder are left out or
     refused.
     """
-    with needed_for(DICOM):
+    with needed_for(dicom_files.DICOM):
         from pydicom.uid import UID
 
     kinds: dict[tuple[str, bool], list[int]] = defaultdict(list)
@@ -480,7 +455,7 @@ def _decoders(images: Sequence[DicomImage], left: LeftOut) -> list[tuple[str, tu
     decoders: dict[str, tuple[str, ...]] = {}
     for (syntax, deep), those in sorted(kinds.items()):
         # A file may name anything as its syntax.
-        plugins = attempt(partial(plugins_for, syntax, deep))
+        plugins = attempt(partial(dicom_files.plugins_for, syntax, deep))
         if not isinstance(plugins, BaseException) and plugins is not None:
             decoders[syntax] = (*decoders.get(syntax, ()), *plugins)
             continue

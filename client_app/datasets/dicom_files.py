@@ -485,10 +485,8 @@ def _take_from_groups(header: Dataset, frame: int) -> None:
     """Copy rescaling and window into the header: enhanced multi-frame images have them in groups,
     shared or per frame.
     """
-    shared, own = (
-        header.get("SharedFunctionalGroupsSequence"),
-        header.get("PerFrameFunctionalGroupsSequence"),
-    )
+    shared = header.get("SharedFunctionalGroupsSequence")
+    own = header.get("PerFrameFunctionalGroupsSequence")
     for groups in ([shared[0]] if shared else []) + ([own[frame]] if own else []):
         for name in ("PixelValueTransformationSequence", "FrameVOILUTSequence"):
             if inner := groups.get(name):

@@ -5,7 +5,6 @@ write them.
 from __future__ import annotations
 
 import json
-import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,18 +17,16 @@ import torch
 from torch import Tensor
 
 from fedsurrogate.common.backbones.backbone_names import in_column_order, shown, with_columns
-from fedsurrogate.common.errors import DataError
+from fedsurrogate.common.errors import LOG, DataError
 from fedsurrogate.common.extras import needed_for
 from fedsurrogate.common.identity import normal
 
 from .image_folders import find_table, find_tables, note_repeated
 from .images import remembered, same_bytes, same_rows
-from .left_out import LeftOut, SourceError, attempt, described
+from .left_out import FolderWalk, LeftOut, SourceError, attempt, described
 from .readers import content_key, split_files
-from .records import Records, without
+from .records import Records, records_of, with_declared, without
 from .source import DataSource, folder_of, listing, require_columns, some
-from .system_files import FolderWalk
-from .table_records import SourceTable, with_declared
 from .tables import csv_header, is_parquet, name_or_blank, parquet_table, read_table
 
 # Rows that are checked at a time, and bytes of a file that is not copied to memory.
@@ -106,7 +103,7 @@ def read_safetensors(source: DataSource, name: str, left: LeftOut) -> Records:
     columns = {
         each: [cell for own in all_ for cell in own.tolist()] for each, all_ in tensors.items()
     }
-    records = SourceTable(files[0], columns).records(source, left)
+    records = records_of(files[0], columns, source, left)
     declared = [header.classes.split(",") if source.target is None else () for header in headers]
     sizes = list(map(len, parts))
     records = with_declared(records, columns.get("y", ()), files, sizes, declared, left)
@@ -225,7 +222,6 @@ SCANS = frozenset(
     {".svs", ".tif", ".tiff", ".ndpi", ".mrxs", ".scn", ".bif", ".vms", ".svslide", ".czi", ".dcm"}
 )
 FORM = "features of shape (n, d) or (1, n, d), floating point"
-LOG = logging.getLogger("fedsurrogate.site")
 
 
 class SlideForm(NamedTuple):
@@ -311,7 +307,7 @@ def read_slides(source: DataSource, name: str, left: LeftOut) -> Records:
     wanted, key = source.named, slide_column(table)
     columns = read_table(table, (key, *wanted), left, source.label_column, source.target)
     require_columns(table, {key: ""} | wanted, columns)
-    records = SourceTable(table, columns).records(source, left)
+    records = records_of(table, columns, source, left)
     given = [name_or_blank(cell) for cell in columns[key]]
     found, others = files_of(root, given)
     if find_tables(root) == [table]:
@@ -481,11 +477,8 @@ def _opened_slide(file: Path) -> Iterator[tuple[Any, str]]:
 def _dimension(x: object) -> int:
     shape = tuple(getattr(x, "shape", ()))
     kind = getattr(x, "dtype", None)
-    floating = (
-        kind.is_floating_point
-        if isinstance(kind, torch.dtype)
-        else kind is not None and kind.kind == "f"
-    )
+    # Of torch, or of numpy.
+    floating = getattr(kind, "is_floating_point", getattr(kind, "kind", "") == "f")
     if not (floating and len(shape) in (2, 3) and shape[:-2] in ((), (1,)) and 0 not in shape):
         what = f"{kind} of shape {shape}" if shape else "no tensor 'features'"
         raise DataError(f"it holds {what}")

@@ -16,14 +16,11 @@ from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.identity import is_text, name_of, normal
 
 from .dicom_files import is_dicom_file
-from .image_facts import of_file
-from .images import open_rgb, remembered, same_files
-from .left_out import LeftOut, SourceError, attempt, is_file, is_folder
+from .images import of_file, open_rgb, remembered, same_files
+from .left_out import FolderWalk, LeftOut, SourceError, attempt, is_file, is_folder, of_system
 from .readers import content_key
-from .records import Records, without
+from .records import OF_FOLDER, Records, bags_by_folder, records_of, split_by_size, without
 from .source import DataSource, folder_of, listing, require_columns, some
-from .system_files import FolderWalk, of_system
-from .table_records import OF_FOLDER, SourceTable, bags_by_folder, split_by_size
 from .tables import check_table, read_table
 
 # Names of folders that hold a part of the records, not a class.
@@ -308,7 +305,7 @@ def _by_table(root: Path, file: Path, source: DataSource, left: LeftOut) -> Reco
     wanted = source.named
     columns = read_table(file, ("path", *wanted), left, source.label_column, source.target)
     require_columns(file, {"path": ""} | wanted, columns)
-    records = SourceTable(file, columns).records(source, left)
+    records = records_of(file, columns, source, left)
     given = columns["path"]
     absent = [row for row, path in enumerate(given) if not (isinstance(path, str) and path)]
     left.note(

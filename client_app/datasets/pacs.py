@@ -23,8 +23,8 @@ from fedsurrogate.common.setting_lines import read_setting_lines
 
 from .dicom import key_of
 from .image_folders import find_tables
+from .left_out import FETCHED as FETCHED
 from .left_out import LeftOut, attempt, described
-from .system_files import FETCHED as FETCHED
 from .tables import name_or_blank, read_table
 
 # Columns of the table of labels that name studies, and are known before an image comes.

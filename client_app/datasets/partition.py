@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
@@ -12,21 +11,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsurrogate.common.errors import ConfigError, DataError
+from fedsurrogate.common.errors import LOG, ConfigError, DataError
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import Settings, kebab
 from fedsurrogate.common.targets.target import Target
 
 from ..node_config import NodeConfig, check_held_out, is_protected, judges
 from .dataset import Dataset, DataSource, group, load_all
+from .images import remembered
 from .left_out import SourceError
 
-LOG = logging.getLogger("fedsurrogate.site")
 PREFERRED_MINIMUM = 10
 DRAWS = 11  # for each minimum
-# Parts of the last calls of `partition`, by its arguments.
-_PARTS: dict[tuple[object, ...], list[Tensor]] = {}
-MOST_KEPT = 8
 # Settings of a run that select which of its records a site uses.
 SELECTING = ("test_fraction", "partition", "alpha", "classes_per_site", "site_column")
 # Of a data source: where it is, how it is read, and what has another name in the settings; and how a
@@ -108,10 +104,8 @@ def share(run: Run, node: NodeConfig, in_simulation: bool = False) -> SiteShare:
     else:
         (dataset,) = datasets
         parts = _train_parts(dataset, run.settings, node.num_partitions)
-        train, test = (
-            parts[node.partition_id],
-            _test_parts(dataset, parts, run.settings.partition == "column")[node.partition_id],
-        )
+        train = parts[node.partition_id]
+        test = _test_parts(dataset, parts, run.settings.partition == "column")[node.partition_id]
     # As at a hospital, so that the digits give the results of a real deployment. A survey counts
     # all records, but in secure aggregation without noise those that train: its difference from the sum
     # of a training run would show the others.
@@ -277,11 +271,7 @@ def partition(
     kept = (settings.seed, settings.alpha, settings.classes_per_site, num_sites)
     sites = None if origin is None else tuple(origin)
     key = (labels.numpy().tobytes(), sites, settings.partition, *kept)
-    if key not in _PARTS:
-        while len(_PARTS) >= MOST_KEPT:
-            _PARTS.pop(next(iter(_PARTS)))
-        _PARTS[key] = _partition(labels, origin, settings, num_sites)
-    return list(_PARTS[key])
+    return list(remembered(key, lambda: _partition(labels, origin, settings, num_sites)))
 
 
 def _partition(

@@ -20,14 +20,12 @@ from PIL import Image
 from fedsurrogate.common.extras import needed_for
 from fedsurrogate.common.identity import normal
 
-from .image_facts import of_bytes
-from .images import open_rgb, remembered, same_bytes
+from .images import of_bytes, open_rgb, remembered, same_bytes
 from .left_out import LeftOut, SourceError
-from .records import Records, without
+from .records import Records, records_of, with_declared, without
 from .source import DataSource, folder_of
 from .source import listing as listing
 from .source import require_columns as require_columns
-from .table_records import SourceTable, with_declared
 from .tables import ParquetImages, parquet_table, values_of
 
 PARQUET = "data = 'parquet'"
@@ -57,11 +55,8 @@ def _digits() -> tuple[np.ndarray, tuple[str, ...]]:
     assert package.origin
     # The file that `sklearn.datasets.load_digits` reads; the import of scikit-learn takes longer
     # than a small run.
-    table = np.loadtxt(
-        Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz",
-        delimiter=",",
-        dtype=np.uint8,
-    )
+    file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    table = np.loadtxt(file, delimiter=",", dtype=np.uint8)
     grey = np.rint(table[:, :-1].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
     return grey, tuple(map(str, table[:, -1].tolist()))
 
@@ -85,7 +80,7 @@ def read_parquet(source: DataSource, name: str, left: LeftOut) -> Records:
         each: [cell for table in tables for cell in values_of(table.column(each), left)]
         for each in source.named
     }
-    records = SourceTable(files[0], columns).records(source, left)
+    records = records_of(files[0], columns, source, left)
     label = source.label_column
     declared = [
         _class_label_names(schema.metadata, label) if source.target is None else ()

@@ -86,11 +86,9 @@ class DataSource:
         judged = run.settings.counting.kind == "evaluation" and bool(node.held_out_dir)
         apart = judged and node.held_out_apart
         names = node.dataset[node.partition_id :][:1] if protected or judged else node.dataset
-        column = (
-            run.settings.site_column
-            if run.settings.partition == "column" and node.num_partitions > 1 and not protected
-            else ""
-        )
+        column = ""
+        if run.settings.partition == "column" and node.num_partitions > 1 and not protected:
+            column = run.settings.site_column
         return cls(
             node.data,
             node.held_out_dir if apart else node.data_dir,

@@ -22,8 +22,7 @@ from fedsurrogate.common.extras import needed_for
 from fedsurrogate.common.identity import is_text, name_of, normal
 from fedsurrogate.common.targets.target import Target
 
-from .left_out import LeftOut, SourceError, attempt, is_file
-from .system_files import of_system
+from .left_out import LeftOut, SourceError, attempt, is_file, of_system
 
 SAVE = "save it as CSV UTF-8 with commas"
 

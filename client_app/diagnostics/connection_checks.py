@@ -202,11 +202,9 @@ def open_tunnel(proxy: Proxy | None, host: str, port: int, seconds: float) -> so
             reply += byte
         line = reply.split(b"\r\n")[0].decode("latin-1")[:80]
         words = line.split()
-        status = (
-            int(words[1])
-            if line.startswith("HTTP/") and len(words) > 1 and words[1].isdecimal()
-            else 0
-        )
+        status = 0
+        if line.startswith("HTTP/") and len(words) > 1 and words[1].isdecimal():
+            status = int(words[1])
         if status != 200:
             raise ProxyError(status, line)
     except BaseException:
@@ -299,13 +297,14 @@ DNS = (
 FLEET = "check that the coordinator is running and that this is its Fleet port (usually 9092)"
 INTERCEPTED = "that no proxy on the path intercepts TLS"
 CLOCK = "check this machine's clock"
+# Seconds by which a clock may differ that is no reason for a refusal: Flower allows 305 and 5.
 OLDEST, AHEAD = 300.0, 3.0
-"""Seconds by which a clock may differ that is no reason for a refusal: Flower allows 305 and 5."""
 RENEW_SITE = (
     "renew it: `site enrol SITE --hospital NAME --contact ADDRESS` in the folder above this site's, "
     "and send the file SITE.csr to the coordinator"
 )
 RENEW = "ask the coordinator to renew it"
+# What to do about a certificate that is refused, by words of the reason.
 REFUSED = {
     "expired": f"{RENEW} (`coordinator sites certs FOLDER --renew`), and {CLOCK}",
     "not yet valid": CLOCK,
@@ -314,7 +313,6 @@ REFUSED = {
     "": "take ca.crt from the site kit again; it is of another federation, or the coordinator has a new "
     "authority",
 }
-"""What to do about a certificate that is refused, by words of the reason."""
 STANDING = {
     "registered": Finding(
         "key", "PASS", "the coordinator knows this site's key, and the clocks agree"

@@ -42,9 +42,8 @@ from ..governance.gate import Gate, open_gate
 from ..governance.ledger import own_ledger
 from ..governance.policy import NO_LIMIT, check_confirmed, policy_of
 from ..governance.release import FALLBACK, check_dimension, verdict, why_held
-from ..node_config import NodeConfig, is_protected, packages_of
+from ..node_config import NodeConfig, is_protected, packages_of, readable_by_others
 from ..offline.keys import coordinator_key
-from ..own_files import readable_by_others
 from ..processes.app_report import LEDGER, AppReport
 from .connection_checks import Finding, State
 from .first_look import check_classes, list_data
@@ -160,8 +159,8 @@ def _starts(command: Sequence[str], program: str) -> bool:
 GIB = 2**30
 LEAST_DISK, LITTLE_DISK, LITTLE_MEMORY = 0.2 * GIB, 5 * GIB, 4 * GIB
 MEASURED_IMAGES, MOST_CLASSES_SHOWN = 48, 12
+# State, facts and remedy of a finding.
 Outcome = tuple[State, str, str]
-"""State, facts and remedy of a finding."""
 DATA = (
     "see data, data-dir and the columns in the node-config; in a kit DATA, DATA_KIND and LABEL_COLUMN in "
     ".env"
@@ -419,11 +418,9 @@ def _backbone(
                 facts,
                 "the files may be damaged, or of another version; fetch them again",
             )
-    return (
-        _same(own, with_power(fingerprint, run.power), facts)
-        if fingerprint
-        else ("PASS", facts, "")
-    )
+    if fingerprint:
+        return _same(own, with_power(fingerprint, run.power), facts)
+    return "PASS", facts, ""
 
 
 def _compared(part: SiteShare, backbone: Backbone) -> Comparison | None:

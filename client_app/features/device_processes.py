@@ -8,7 +8,6 @@ write to it.
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import subprocess
@@ -23,7 +22,7 @@ from functools import partial
 from itertools import islice
 from multiprocessing.connection import Connection, Pipe, wait
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -32,31 +31,14 @@ from torch import Tensor
 
 from fedsurrogate.common.backbones.backbones import Backbone
 from fedsurrogate.common.backbones.preprocessing import OwnTransform
-from fedsurrogate.common.errors import BackboneError, DataError, FedSurrogateError
+from fedsurrogate.common.errors import LOG, BackboneError, DataError, FedSurrogateError
 from fedsurrogate.common.machine import usable_cores
 from fedsurrogate.common.models.classifiers import alone
 
 from ..datasets.left_out import attempt, cause_of, described
 from ..datasets.records import Opener
 
-LOG = logging.getLogger("fedsurrogate.site")
 T = TypeVar("T")
-
-
-class Transfers(Protocol):
-    """Copies that do not wait."""
-
-    def send(self, images: Tensor) -> Tensor:
-        """Images on the device; work on the device that uses them begins when they are there."""
-        ...
-
-    def fetch(self, features: Tensor) -> Callable[[], Tensor]:
-        """A function that waits for these features, and returns them in memory as float16."""
-        ...
-
-    def release(self) -> None:
-        """Give memory that is kept for later copies and batches back to the device."""
-        ...
 
 
 class CudaTransfers:
@@ -98,86 +80,16 @@ class CudaTransfers:
         torch.cuda.empty_cache()
 
 
-class Fitting:
-    """Features of batches in pieces that fit into the memory of the device.
-
-    Others may use the same device, so its free memory is known only when it does not suffice: then
-    the batch is halved, and later ones are cut in the same way.
-
-    Args:
-        forward: computes features of images on the device.
-        transfers: copies of images and features.
-    """
-
-    def __init__(self, forward: Callable[[Tensor], Tensor], transfers: Transfers) -> None:
-        self._forward, self._transfers = forward, transfers
-        self._most: int | None = None
-
-    def begin(self, images: Tensor) -> Callable[[], Tensor]:
-        """Queue a batch.
-
-        Args:
-            images: (n, channels, height, width), with n > 0.
-
-        Returns:
-            A function that waits for its features, (n, d) float16.
-
-        Raises:
-            FedSurrogateError: if one image alone does not fit.
-        """
-        while True:
-            together = min(len(images), self._most or len(images))
-            waits = self._queued(images, together)
-            if waits is not None:
-                return partial(_joined, waits)
-            # Only now: until the error is forgotten, it keeps the tensors of its frames.
-            self._transfers.release()
-            if together == 1:
-                raise FedSurrogateError(
-                    "the GPU has not enough free memory for the backbone and one image; free "
-                    "memory on it, choose a smaller backbone, or set device in the node-config to "
-                    "another GPU, or to 'cpu'"
-                )
-            self._most = together // 2
-            LOG.warning(
-                "the GPU has not enough free memory for a batch of %d images; from here on "
-                "features are computed for %d at a time",
-                *(together, self._most),
-            )
-
-    def _queued(self, images: Tensor, together: int) -> list[Callable[[], Tensor]] | None:
-        """What waits for each piece; None if the memory does not suffice."""
-        try:
-            return [
-                self._transfers.fetch(self._forward(self._transfers.send(piece)))
-                for piece in torch.split(images, together)
-            ]
-        except RuntimeError as error:
-            if not _out_of_memory(error):
-                raise
-            return None
-
-
-def _joined(waits: Sequence[Callable[[], Tensor]]) -> Tensor:
-    return waits[0]() if len(waits) == 1 else torch.cat([wait() for wait in waits])
-
-
-def _out_of_memory(error: RuntimeError) -> bool:
-    """Whether memory is what lacks: torch's own error, or one of a library or of pinned memory."""
-    return isinstance(error, torch.OutOfMemoryError) or any(
-        sign in str(error) for sign in ("CUDA error: out of memory", "STATUS_ALLOC_FAILED")
-    )
-
-
 def overlapped(
     batches: Iterable[tuple[T, Tensor | None]],
     forward: Callable[[Tensor], Tensor],
-    transfers: Transfers,
+    transfers: CudaTransfers,
 ) -> Iterator[tuple[T, Tensor | None]]:
     """Features of each batch of images, in order; None for None.
 
     Two batches are under way: while the device works on one, the next is decoded, copied and queued
-    behind it. A batch that does not fit into the device's memory is halved.
+    behind it. Others may use the same device, so its free memory is known only when it does not
+    suffice: then the batch is halved, and later ones are cut in the same way.
 
     Args:
         batches: the first part of each entry is kept, the second are images or None.
@@ -185,17 +97,56 @@ def overlapped(
         transfers: copies of images and features.
 
     Raises:
-        FedSurrogateError: as in `Fitting.begin`.
+        FedSurrogateError: if one image alone does not fit.
     """
-    fitting = Fitting(forward, transfers)
-    before: tuple[T, Callable[[], Tensor] | None] | None = None
+    most: int | None = None
+
+    def queued(images: Tensor) -> list[Callable[[], Tensor]] | None:
+        """What waits for each piece; None if the memory does not suffice."""
+        try:
+            return [
+                transfers.fetch(forward(transfers.send(piece)))
+                for piece in torch.split(images, most or len(images))
+            ]
+        except RuntimeError as error:
+            # Memory lacks: torch's own error, or one of a library or of pinned memory.
+            signs = "CUDA error: out of memory", "STATUS_ALLOC_FAILED"
+            if isinstance(error, torch.OutOfMemoryError) or any(s in str(error) for s in signs):
+                return None
+            raise
+
+    def begun(images: Tensor) -> list[Callable[[], Tensor]]:
+        nonlocal most
+        while (waits := queued(images)) is None:
+            # Only now: until the error is forgotten, it keeps the tensors of its frames.
+            transfers.release()
+            if (together := min(len(images), most or len(images))) == 1:
+                raise FedSurrogateError(
+                    "the GPU has not enough free memory for the backbone and one image; free "
+                    "memory on it, choose a smaller backbone, or set device in the node-config to "
+                    "another GPU, or to 'cpu'"
+                )
+            most = together // 2
+            LOG.warning(
+                "the GPU has not enough free memory for a batch of %d images; from here on "
+                "features are computed for %d at a time",
+                *(together, most),
+            )
+        return waits
+
+    before: tuple[T, list[Callable[[], Tensor]]] | None = None
     for name, images in batches:
-        now = name, None if images is None else fitting.begin(images)
+        now = name, [] if images is None else begun(images)
         if before is not None:
-            yield before[0], before[1] and before[1]()
+            yield before[0], _joined(before[1])
         before = now
     if before is not None:
-        yield before[0], before[1] and before[1]()
+        yield before[0], _joined(before[1])
+
+
+def _joined(waits: Sequence[Callable[[], Tensor]]) -> Tensor | None:
+    parts = [wait() for wait in waits]
+    return torch.cat(parts) if len(parts) > 1 else parts[0] if parts else None
 
 
 # From an image to a tensor (channels, height, width).
@@ -244,14 +195,26 @@ def in_parts(
         batch_size: images in a batch; it has no effect on a CPU.
         processes: number of processes that share the cores.
     """
-    cores, shape = max(1, usable_cores() // processes), shape_of_images(backbone)
-    threads = torch.get_num_threads()
+    cores, threads = max(1, usable_cores() // processes), torch.get_num_threads()
+    on_cpu, own = backbone.device.type == "cpu", backbone.preprocess
+    prepare: Prepare = own
+    forward = backbone.forward
+    if not (on_cpu or isinstance(own, OwnTransform)):
+        # 8-bit pixels are copied, a quarter of the bytes, and the GPU normalises them: the cores,
+        # which are what a GPU waits for, save a third of their work on a small photo.
+        prepare, forward = own.pixels, lambda pixels: backbone.forward(own.normalised(pixels))
+    decode = partial(_decode, opener, prepare, own.resize, shape_of_images(backbone))
     try:
-        if backbone.device.type == "cpu":
-            yield from _on_cores(opener, shards, backbone, shape, cores)
+        if on_cpu:
+            # Each core decodes and forwards its own images.
+            yield from _in_order(
+                lambda indices: _forward(decode(indices), backbone, alone),
+                *(_cut(shards, CPU_TOGETHER), cores, 4 * cores),
+            )
             return
+        ready = replace(backbone, forward=forward)
         with closing(
-            _on_device(opener, shards, backbone, shape, batch_size, min(16, cores))
+            _on_device(_batches(decode, shards, batch_size, min(16, cores)), ready)
         ) as parts:
             while True:
                 # The caller keeps its number. The cores are busy with images: copies of a batch
@@ -267,63 +230,15 @@ def in_parts(
         torch.set_num_threads(threads)
 
 
-def _on_cores(
-    opener: Opener,
-    shards: Iterable[range],
-    backbone: Backbone,
-    shape: tuple[int, ...] | None,
-    cores: int,
-) -> Generator[Part]:
-    """Each core decodes and forwards its own images."""
-    decode = partial(_decode, opener, backbone.preprocess, backbone.preprocess.resize, shape)
-
-    def work(indices: range) -> Part:
-        # Affects this thread only. Threads that share a forward pass would wait for each other at
-        # every layer.
-        torch.set_num_threads(1)
-        return _forward(decode(indices), backbone, alone)
-
-    yield from _in_order(work, _cut(shards, CPU_TOGETHER), cores, ahead=4 * cores)
-
-
-def _on_device(
-    opener: Opener,
-    shards: Iterable[range],
-    backbone: Backbone,
-    shape: tuple[int, ...] | None,
-    batch_size: int,
-    workers: int,
-) -> Generator[Part]:
-    """Threads decode batches, and a GPU computes their features."""
-    prepare, forward = _for_device(backbone)
-    decode = partial(_decode, opener, prepare, backbone.preprocess.resize, shape)
-
-    def work(indices: range) -> Part:
-        # Otherwise torch gives each of these threads one more for every core, which copy an image
-        # together, and all of them wait for cores.
-        torch.set_num_threads(1)
-        return decode(indices)
-
-    parts = _batches(work, shards, batch_size, workers)
+def _on_device(parts: Iterator[Part], backbone: Backbone) -> Generator[Part]:
+    """A GPU computes the features of decoded batches."""
     if backbone.device.type == "cuda":
         batches = ((part, part.images) for part in parts)
-        for part, features in overlapped(batches, forward, CudaTransfers(backbone.device)):
+        for part, features in overlapped(batches, backbone.forward, CudaTransfers(backbone.device)):
             yield replace(part, features=features)
         return
     for part in parts:
-        yield _forward(part, replace(backbone, forward=forward), lambda images: [images])
-
-
-def _for_device(backbone: Backbone) -> tuple[Prepare, Callable[[Tensor], Tensor]]:
-    """What prepares an image for a GPU, and what computes features of such images.
-
-    8-bit pixels are copied, a quarter of the bytes, and the GPU normalises them: the cores, which
-    are what a GPU waits for, save a third of their work on a small photo.
-    """
-    prepare = backbone.preprocess
-    if isinstance(prepare, OwnTransform):
-        return prepare, backbone.forward
-    return prepare.pixels, lambda pixels: backbone.forward(prepare.normalised(pixels))
+        yield _forward(part, backbone, lambda images: [images])
 
 
 def _cut(ranges: Iterable[range], length: int) -> Iterator[range]:
@@ -426,6 +341,9 @@ def _decode(
     broken: list[tuple[int, str]] = []
     images: Tensor | None = None
     size: tuple[int, ...] = ()
+    # Affects this thread only. Threads that share the pass of an image, or its copy, would wait for
+    # each other.
+    torch.set_num_threads(1)
     for index in indices:
         image = attempt(partial(_prepared, opener, prepare, resize, shape, index))
         if isinstance(image, BaseException):
@@ -457,10 +375,8 @@ def _join(parts: list[Part]) -> Part:
         check_same_size(readable[0].size, part.size)
     images = [part.images for part in readable if part.images is not None]
     joined = None if not images else images[0] if len(images) == 1 else torch.cat(images)
-    rows, broken = (
-        [row for part in parts for row in part.rows],
-        [each for part in parts for each in part.broken],
-    )
+    rows = [row for part in parts for row in part.rows]
+    broken = [each for part in parts for each in part.broken]
     return Part(rows, joined, broken, size=readable[0].size if readable else ())
 
 
@@ -534,13 +450,8 @@ def in_processes(
                 kind, *content = process.receive()
                 if kind == PART:
                     rows, broken, features, size = content
-                    yield Part(
-                        rows,
-                        None,
-                        broken,
-                        None if features is None else torch.from_numpy(features),
-                        size,
-                    )
+                    computed = None if features is None else torch.from_numpy(features)
+                    yield Part(rows, None, broken, computed, size)
                 elif kind == NEXT:
                     process.send_bytes(ForkingPickler.dumps(next(left, None)))
                 elif kind == DONE:
@@ -562,15 +473,9 @@ class _Process:
         try:
             self.connection, theirs = Pipe()
             with theirs:
+                own = (str(theirs.fileno()), device, *map(str, sys.path))
                 self._process = subprocess.Popen(
-                    [
-                        sys.executable,
-                        "-c",
-                        START,
-                        str(theirs.fileno()),
-                        device,
-                        *map(str, sys.path),
-                    ],
+                    [sys.executable, "-c", START, *own],
                     # It ends when this pipe does, thus with this process, however that ends.
                     stdin=subprocess.PIPE,
                     pass_fds=[theirs.fileno()],
@@ -613,11 +518,9 @@ class _Process:
     def _ended(self) -> FedSurrogateError:
         # The connection breaks only at its end.
         code = self._process.wait()
-        how = (
-            f"was ended by {signal.Signals(-code).name}"
-            if code < 0
-            else f"ended with exit code {code}, see its output"
-        )
+        how = f"ended with exit code {code}, see its output"
+        if code < 0:
+            how = f"was ended by {signal.Signals(-code).name}"
         return self.failure(how)
 
 

@@ -9,7 +9,6 @@ import ctypes
 import hashlib
 import io
 import json
-import logging
 import math
 import mmap
 import os
@@ -21,7 +20,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,25 +28,21 @@ from torch import Tensor
 
 from fedsurrogate.common.backbones.backbones import Backbone
 from fedsurrogate.common.backbones.power_transform import raised
-from fedsurrogate.common.errors import BackboneError, DataError
+from fedsurrogate.common.errors import LOG, BackboneError, DataError, told_as
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.logs import counted
 from fedsurrogate.common.machine import available_memory, usable_cores
 from fedsurrogate.common.models.devices import gpus_of
 from fedsurrogate.common.privacy.gaussian_mechanism import clip
 
+from ..datasets.dataset import Dataset
 from ..datasets.images import READER
 from ..datasets.left_out import NoRecordsError, SourceError
-from ..own_files import told_as
 from .device_processes import Devices, Part, check_same_size, in_parts, in_processes
-
-if TYPE_CHECKING:
-    from ..datasets.dataset import Dataset
 
 MIB = 2**20
 # Ending of a folder whose features are being computed, or were when the process ended.
 PARTIAL = ".partial"
-LOG = logging.getLogger("fedsurrogate.site")
 
 
 def read_entry(entry: Path, count: int) -> tuple[Tensor, Tensor] | None:
@@ -128,11 +123,9 @@ def _is_entry(folder: Path) -> bool:
 
 
 def _size(folder: Path) -> int:
-    return (
-        sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
-        if folder.is_dir()
-        else 0
-    )
+    if folder.is_dir():
+        return sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+    return 0
 
 
 def _last_used(folder: Path) -> float:
@@ -204,11 +197,8 @@ def forget(features: Tensor) -> None:
     start += -start % mmap.PAGESIZE
     if end > start and hasattr(mmap, "MADV_DONTNEED"):
         madvise = ctypes.CDLL(None, use_errno=True).madvise
-        madvise(
-            ctypes.c_void_p(start),
-            ctypes.c_size_t((end - start) // mmap.PAGESIZE * mmap.PAGESIZE),
-            mmap.MADV_DONTNEED,
-        )
+        length = (end - start) // mmap.PAGESIZE * mmap.PAGESIZE
+        madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), mmap.MADV_DONTNEED)
 
 
 def clipped_features(
@@ -425,7 +415,9 @@ class Features:
         fingerprint: of the backbone.
         seconds: time to compute or load them.
         cached: whether they were on disk already.
-        bags: the images of each record, where it is a bag; None where records are images.
+        members: indices of each record's images, (m,), where it is a bag; None where records are
+            images.
+        images_ok: whether each image of bags can be used, (M,) bool.
     """
 
     x: Tensor
@@ -433,7 +425,8 @@ class Features:
     fingerprint: str
     seconds: float
     cached: bool
-    bags: Bags | None = None
+    members: tuple[Tensor, ...] | None = None
+    images_ok: Tensor | None = None
 
     def of(self, rows: Tensor, power: float = 1.0) -> Tensor:
         """Features of records: of a bag the mean of its usable images'.
@@ -445,9 +438,10 @@ class Features:
         Returns:
             Features (k, d), float32; not finite for a record that no image makes.
         """
-        if self.bags is None:
+        if self.members is None or self.images_ok is None:
             return raised(torch.as_tensor(self.x[rows]).float(), power)
-        return self.bags.means(self.x, rows, power)
+        chosen = [self.members[row] for row in rows.tolist()]
+        return means_of(self.x, chosen, self.images_ok, power)
 
     def pooled(self, members: Sequence[Tensor]) -> Features:
         """Features of bags of these records.
@@ -456,49 +450,34 @@ class Features:
             members: indices of each bag's images, (m,).
         """
         usable = torch.as_tensor(self.ok)
-        bags = Bags(tuple(members), usable)
-        return replace(
-            self, ok=torch.tensor([bool(usable[own].any()) for own in members]), bags=bags
-        )
+        ok = torch.tensor([bool(usable[own].any()) for own in members])
+        return replace(self, ok=ok, members=tuple(members), images_ok=usable)
 
 
-@dataclass(frozen=True, eq=False)
-class Bags:
-    """Which images make each record.
+def means_of(x: Tensor, members: Sequence[Tensor], ok: Tensor, power: float) -> Tensor:
+    """Means of the features of bags; images are read in chunks, whatever the size of a bag.
 
-    Attributes:
+    Args:
+        x: features of all images, (M, d).
         members: indices of each bag's images, (m,).
         ok: whether each image can be used, (M,) bool.
+        power: of every feature, before the mean.
+
+    Returns:
+        Means (k, d), float32; NaN for a bag without an image whose feature is finite.
     """
-
-    members: tuple[Tensor, ...]
-    ok: Tensor
-
-    def means(self, x: Tensor, rows: Tensor, power: float) -> Tensor:
-        """Means of the features of bags; images are read in chunks, whatever the size of a bag.
-
-        Args:
-            x: features of all images, (M, d).
-            rows: indices of bags, (k,).
-            power: of every feature, before the mean.
-
-        Returns:
-            Means (k, d), float32; NaN for a bag without an image whose feature is finite.
-        """
-        means = torch.full((len(rows), x.shape[1]), torch.nan)
-        for at, row in enumerate(rows.tolist()):
-            own = self.members[row]
-            own = own[self.ok[own]]
-            total, count = torch.zeros(x.shape[1], dtype=torch.float64), 0
-            for part in torch.split(own, max(1, PIECE // x.shape[1])):
-                each = raised(torch.as_tensor(x[part]).float(), power)
-                good = each.isfinite().all(1)
-                each = each if good.all() else each[good]
-                total += each.sum(0, dtype=torch.float64)
-                count += len(each)
-            if count:
-                means[at] = (total / count).float()
-        return means
+    means = torch.full((len(members), x.shape[1]), torch.nan)
+    for at, own in enumerate(members):
+        total, count = torch.zeros(x.shape[1], dtype=torch.float64), 0
+        for part in torch.split(own[ok[own]], max(1, PIECE // x.shape[1])):
+            each = raised(torch.as_tensor(x[part]).float(), power)
+            good = each.isfinite().all(1)
+            each = each if good.all() else each[good]
+            total += each.sum(0, dtype=torch.float64)
+            count += len(each)
+        if count:
+            means[at] = (total / count).float()
+    return means
 
 
 def extract(
@@ -547,11 +526,8 @@ def extract(
     from filelock import FileLock
 
     model = backbone if isinstance(backbone, Backbone) else backbone()
-    entry = (
-        cache
-        / "features"
-        / hashlib.sha256(f"{dataset.key} {model.fingerprint} {READER}".encode()).hexdigest()[:32]
-    )
+    made_of = f"{dataset.key} {model.fingerprint} {READER}"
+    entry = cache / "features" / hashlib.sha256(made_of.encode()).hexdigest()[:32]
     todo = (
         "set cache-dir in the node-config, or the variable XDG_CACHE_HOME of the environment, to "
         "another folder"

@@ -26,7 +26,7 @@ from fedsurrogate.common.backbones.networks import options_of
 from fedsurrogate.common.backbones.own_backbones import own_backbone
 from fedsurrogate.common.backbones.power_transform import with_power
 from fedsurrogate.common.data_report import DataReport, Loss
-from fedsurrogate.common.errors import BackboneError, ConfigError, DataError
+from fedsurrogate.common.errors import LOG, BackboneError, ConfigError, DataError, told_as
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.image_histograms import Histogram, histograms_of, maker_among
 from fedsurrogate.common.machine import usable_cores
@@ -38,12 +38,11 @@ from fedsurrogate.common.surrogates.mixtures import LARGEST, SMALLEST, Frame, in
 from fedsurrogate.common.wire.records import INFO
 
 from ..datasets.dataset import Dataset
-from ..datasets.image_facts import SIDE, of_pixels
+from ..datasets.images import SIDE, of_pixels
 from ..datasets.left_out import NoRecordsError, SourceError, attempt, described
 from ..datasets.partition import share
 from ..datasets.records import Facts
 from ..node_config import NodeConfig, is_protected
-from ..own_files import told_as
 from .extraction import MIB, Features, chunks, extract, written
 
 if TYPE_CHECKING:
@@ -91,9 +90,6 @@ def _cell(name: str, facts: Facts, histogram: Histogram) -> int:
     return histogram.cell(value)
 
 
-log = logging.getLogger("fedsurrogate.site")
-
-
 def log_once(report: DataReport, node: NodeConfig) -> None:
     """Write a report to the log, unless it is the one that was written last for this source.
 
@@ -113,13 +109,13 @@ def log_once(report: DataReport, node: NodeConfig) -> None:
         node.state.mkdir(parents=True, exist_ok=True)
         replace_file(file, text.encode(), durable=False)
     except (OSError, ValueError):
-        log.debug("'%s' cannot be written", file)
+        LOG.debug("'%s' cannot be written", file)
     lost = logging.WARNING if report.left_out or report.warnings else logging.INFO
-    log.log(lost, "%s", report.lines()[0])
+    LOG.log(lost, "%s", report.lines()[0])
     for each in report.left_out:
-        log.log(lost, "left out: %s", each.why)
+        LOG.log(lost, "left out: %s", each.why)
     for warning in report.warnings:
-        log.log(lost, "warning: %s", warning)
+        LOG.log(lost, "warning: %s", warning)
 
 
 # Distance of a column from zero, in its own range. At 16 bits a mean is off by a 4,000th of it.
@@ -342,6 +338,12 @@ class LabelledFeatures:
     folder: Path | None = None
     values: Tensor | None = None
 
+    def targets(self) -> Tensor:
+        """The values, (n, k). Raises DataError without them."""
+        if self.values is None:
+            raise DataError("the records have no values of the run's target")
+        return self.values
+
 
 @dataclass(frozen=True)
 class SiteFeatures:
@@ -415,10 +417,8 @@ def in_simulation() -> bool:
     """Whether this process is a worker of Flower's simulation, or simulates sites itself. The
     process decides this, never a message.
     """
-    ray, engine = (
-        sys.modules.get("ray"),
-        sys.modules.get("fedsurrogate.server_app.deployment.local_engine"),
-    )
+    ray = sys.modules.get("ray")
+    engine = sys.modules.get("fedsurrogate.server_app.deployment.local_engine")
     return bool(ray and ray.is_initialized()) or bool(engine and engine.running())
 
 
@@ -496,17 +496,8 @@ def load_site(
     assert rows is not None
     places = rows if dataset.rows is None else dataset.rows[rows]
     selected = hashlib.sha256(places.numpy().tobytes()).hexdigest()
-    return SiteFeatures(
-        train,
-        test,
-        dataset.classes,
-        fingerprint,
-        features.seconds,
-        part.simulated,
-        report,
-        dataset.key,
-        selected,
-    )
+    found = fingerprint, features.seconds, part.simulated, report
+    return SiteFeatures(train, test, dataset.classes, *found, dataset.key, selected)
 
 
 def with_broken(
@@ -560,16 +551,16 @@ def with_lost_images(report: DataReport, features: Features) -> DataReport:
         report: of records.
         features: of these.
     """
-    if features.bags is None or features.bags.ok.all():
+    if features.images_ok is None or features.images_ok.all():
         return report
-    lost = int((~features.bags.ok).sum())
+    lost = int((~features.images_ok).sum())
     warning = f"{lost} images cannot be read, and are left out of their bags"
     return replace(report, warnings=(*report.warnings, warning))
 
 
 @cache
 def _warn_once(text: str) -> None:
-    log.warning("%s", text)
+    LOG.warning("%s", text)
 
 
 def no_features(count: int) -> Features:

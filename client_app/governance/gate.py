@@ -15,7 +15,7 @@ from typing import Literal
 
 from filelock import FileLock
 
-from fedsurrogate.common.errors import ConfigError, PolicyError
+from fedsurrogate.common.errors import ConfigError, PolicyError, told_as
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.privacy.accounting import GaussianEvent
 from fedsurrogate.common.privacy.mechanism import EXACT_COUNTS, HIDE_CLASSES, VARY_IN_SIZE
@@ -29,9 +29,7 @@ from fedsurrogate.common.wire.records import Info
 from ..datasets.dataset import check_class_folders, check_run_classes
 from ..datasets.partition import selection
 from ..node_config import NodeConfig
-from ..own_files import told_as
-from .budget import check_budget, closed, runs_left, spent
-from .entries import Charged, Release
+from .budget import Charged, Release, check_budget, closed, runs_left, spent
 from .ledger import Ledger, budget_of, own_ledger
 from .policy import PUBLIC_KINDS, Policy, check_confirmed, policy_of
 from .work_limits import SiteLimits, check_work
@@ -43,10 +41,8 @@ IN_CLEAR: dict[str, tuple[str, ...]] = {
     "surrogate": ("simulated",),
 }
 # Requests of a run that counts, and the further ones if it is secure aggregation.
-COUNTING_REQUESTS, SUMMED_COUNTING_REQUESTS = (
-    ("name", "surrogate"),
-    ("identification", "sum-shares", "sum-list", "sum-open"),
-)
+COUNTING_REQUESTS = ("name", "surrogate")
+SUMMED_COUNTING_REQUESTS = ("identification", "sum-shares", "sum-list", "sum-open")
 
 
 def check_sealed_run(policy: Policy, sealed: bool, peers: str) -> None:
@@ -95,10 +91,8 @@ def check_sealed_request(policy: Policy, sealed: bool, peers: str, work: str) ->
 
 def check_counting(counting: CountingSettings, summed: bool, work: str) -> None:
     """Raise PolicyError for a request that a run which only counts does not need."""
-    if counting.kind != "none" and work not in (
-        *COUNTING_REQUESTS,
-        *(SUMMED_COUNTING_REQUESTS if summed else ()),
-    ):
+    needed = COUNTING_REQUESTS + (SUMMED_COUNTING_REQUESTS if summed else ())
+    if counting.kind != "none" and work not in needed:
         raise PolicyError(
             f"counting.kind = {counting.kind!r}: such a run makes no request for {work!r}"
         )
@@ -382,24 +376,19 @@ class Gate:
                 "require-secure-aggregation = true: the run would show this site's part alone (secure-aggregation "
                 "= false)"
             )
-        if (
-            run.settings.secure_aggregation
-            and run.settings.colluding < policy.smallest_colluding - SHARE_TOLERANCE
-        ):
+        least = policy.smallest_colluding - SHARE_TOLERANCE
+        if run.settings.secure_aggregation and run.settings.colluding < least:
             raise PolicyError(
                 f"smallest-colluding = {policy.smallest_colluding:.4g}: the run is safe only "
                 f"against colluding = {run.settings.colluding:.4g} of the sites; it needs at least "
                 "that share"
             )
         check_work(run.plan.work(len(run.settings.classes), 0), policy, run.settings)
+        mechanisms = policy.mechanisms if run.settings.epsilon else ("*",)
         for key, allowed, asked in (
             ("methods", policy.methods, run.method.name),
             ("backbones", policy.backbones, run.settings.backbone),
-            (
-                "mechanisms",
-                policy.mechanisms if run.settings.epsilon else ("*",),
-                run.plan.mechanism_name,
-            ),
+            ("mechanisms", mechanisms, run.plan.mechanism_name),
         ):
             if not any(fnmatchcase(asked, pattern) for pattern in allowed):
                 raise PolicyError(f"{key} = {', '.join(allowed)}: the run requests {asked!r}")
@@ -457,23 +446,14 @@ class Gate:
     def limits(self, mechanism: str, node: NodeConfig) -> SiteLimits:
         """The limits that policy and node-config set to what a method computes."""
         policy = self.policy
-        smallest = self.smallest_class(mechanism)
-        return SiteLimits(
-            node.max_components,
-            node.max_rank,
-            smallest,
-            policy.most_classes,
-            policy.smallest_cell,
-            policy.show_evaluation,
-        )
+        own = node.max_components, node.max_rank, self.smallest_class(mechanism)
+        shown = policy.smallest_cell, policy.show_evaluation
+        return SiteLimits(*own, policy.most_classes, *shown)
 
     def exact_counts(self, run: Run) -> bool:
         """Whether this run's counts may leave without noise although nothing else may."""
-        return (
-            run.plan.counts
-            and not run.settings.epsilon
-            and run.method.name in self.policy.exact_counts
-        )
+        counts = run.plan.counts and not run.settings.epsilon
+        return counts and run.method.name in self.policy.exact_counts
 
     def exact_numbers_may_leave(self, hidden: bool) -> bool:
         """Whether numbers of this site alone, such as accuracies, may leave. hidden: in a private

@@ -26,7 +26,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fedsurrogate.common.errors import ConfigError, LedgerError
+from fedsurrogate.common.errors import ConfigError, LedgerError, told_as
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.privacy.accounting import (
     GaussianEvent,
@@ -36,9 +36,17 @@ from fedsurrogate.common.privacy.accounting import (
 from fedsurrogate.common.security.registrations import Receipt
 
 from ..node_config import NodeConfig
-from ..own_files import told_as
-from .budget import Budget, check_budget
-from .entries import Entry, Release, canonical, chained, digest, events_of, non_private_releases
+from .budget import (
+    Budget,
+    Entry,
+    Release,
+    canonical,
+    chained,
+    check_budget,
+    digest,
+    events_of,
+    non_private_releases,
+)
 from .policy import PUBLIC_KINDS, Policy
 
 OPEN = "if these data are new and nothing has left them, a person runs `site ledger open` once"
@@ -443,11 +451,9 @@ class Ledger:
                     text = content.decode("ascii", "replace")
                     answered |= set(BY_FILE.findall(text))
                     proposals |= set(PROPOSAL.findall(text))
-            entries = (
-                Ledger(self.path.parent, self.dataset)._read()
-                if keep
-                else [chained(None, self._header())]
-            )
+            entries = [chained(None, self._header())]
+            if keep:
+                entries = Ledger(self.path.parent, self.dataset)._read()
             if not entries:
                 raise LedgerError(
                     f"there is no ledger {str(self.path)!r} to keep; reopen it without --keep"
@@ -622,14 +628,9 @@ def own_ledger(node: NodeConfig) -> Ledger | None:
 
 def budget_of(policy: Policy, bags: bool = False) -> Budget:
     """The limits of a policy on one folder of data; bags: see `Budget`."""
+    limits = policy.epsilon_total, policy.delta, policy.epsilon_per_run
     return Budget(
-        policy.epsilon_total,
-        policy.delta,
-        policy.epsilon_per_run,
-        policy.without_dp,
-        policy.delta_total,
-        policy.exact_runs_may_differ,
-        bags,
+        *limits, policy.without_dp, policy.delta_total, policy.exact_runs_may_differ, bags
     )
 
 

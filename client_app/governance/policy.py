@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import tomllib
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from fedsurrogate.common.errors import ConfigError, PolicyError
+from fedsurrogate.common.errors import LOG, ConfigError, PolicyError
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.methods.counting import KINDS_OF_COUNTS
 from fedsurrogate.common.settings import Names
@@ -33,7 +32,6 @@ IN_FORCE = "policy.json"
 LIMITS_FILE = "limits.toml"
 # Kinds of public data: a share of the run's own data, and the bundled digits.
 PUBLIC_KINDS = ("", "digits")
-log = logging.getLogger("fedsurrogate.site")
 
 
 class Policy(WorkLimits):
@@ -331,12 +329,12 @@ def note_policy(node: NodeConfig, policy: Policy) -> None:
     with suppress(OSError):
         if not digest or unconfirmed(node, policy) or _digest_in_force(node) == digest:
             return
-        log.info(
+        LOG.info(
             "policy %s is in force from now on (sha256 %s): %s",
             *(node.policy, digest[:16], policy.in_words),
         )
         if policy.irrevocable:
-            log.warning("%s", policy.irrevocable)
+            LOG.warning("%s", policy.irrevocable)
         confirm_policy(node, policy, digest)
 
 

@@ -6,7 +6,6 @@ one answer of gate, doctor and `site check`.
 from __future__ import annotations
 
 import hashlib
-import logging
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -19,7 +18,7 @@ import torch
 
 from fedsurrogate.common.backbones.backbones import Backbone
 from fedsurrogate.common.backbones.power_transform import with_power
-from fedsurrogate.common.errors import ConfigError, FedSurrogateError, LedgerError
+from fedsurrogate.common.errors import LOG, ConfigError, FedSurrogateError, LedgerError, told_as
 from fedsurrogate.common.extras import check_packages
 from fedsurrogate.common.files import put_in_place, replace_file, stage_file
 from fedsurrogate.common.methods.method import Combination, load
@@ -39,8 +38,7 @@ from ..features.site_features import (
 )
 from ..methods.job import Job, MethodOutput, SiteRequest
 from ..node_config import NodeConfig, is_protected, packages_of
-from ..own_files import told_as
-from .entries import Release
+from .budget import Release
 from .gate import Gate
 from .ledger import dataset_id
 from .work_limits import check_size
@@ -48,7 +46,6 @@ from .work_limits import check_size
 T = TypeVar("T")
 # Larger than what `hold` writes.
 ROOM = 4096
-log = logging.getLogger("fedsurrogate.site")
 
 
 def hold(node: NodeConfig, failure: str) -> None:
@@ -62,9 +59,9 @@ def hold(node: NodeConfig, failure: str) -> None:
     try:
         replace_file(file, f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC: {failure}\n")
     except OSError as error:
-        log.critical("%s cannot be written (%s): THE RECORDS STAY IN USE", file, error)
+        LOG.critical("%s cannot be written (%s): THE RECORDS STAY IN USE", file, error)
         return
-    log.critical(
+    LOG.critical(
         "NO CAUSE IN THE LIST EXPLAINS THIS FAILURE (%s), so it may be about a single record. "
         "Private runs use no record from now on. Report it, correct the cause, then delete '%s'",
         failure,
@@ -203,7 +200,7 @@ def with_records(
     # On the CPU: a GPU that has failed once may fail again.
     on_cpu = node.model_copy(update={"device": "cpu"})
     if held := why_held(node):
-        log.error("THE RECORDS ARE NOT USED: %s", held)
+        LOG.error("THE RECORDS ARE NOT USED: %s", held)
         return work(empty, on_cpu), empty, Failure(held)
     check_room(node)
     try:
@@ -213,12 +210,9 @@ def with_records(
                 f"the records give {_outline(site_features)}, the site's schema and backbone "
                 f"{_outline(empty)}"
             )
-        if not len(
-            site_features.test.labels
-            if run.settings.counting.kind == "evaluation"
-            else site_features.train.labels
-        ):
-            log.error(
+        judges = run.settings.counting.kind == "evaluation"
+        if not len((site_features.test if judges else site_features.train).labels):
+            LOG.error(
                 "this site has no usable record of the run's classes; its release is pure noise, "
                 "or zeros in secure aggregation"
             )
@@ -230,7 +224,7 @@ def with_records(
             raise
         cause = cause_of(error)
         made = work(empty, on_cpu)
-        log.exception(
+        LOG.exception(
             "THE RECORDS CANNOT BE USED (%s); in this private run or secure aggregation the site replies as "
             "if it had none: pure noise, or zeros",
             cause or "NO LISTED CAUSE",

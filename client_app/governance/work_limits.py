@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,13 +18,12 @@ from typing import Any
 
 from pydantic import Field
 
-from fedsurrogate.common.errors import MOST_CLASSES, PolicyError, StorageError
+from fedsurrogate.common.errors import LOG, MOST_CLASSES, PolicyError, StorageError, told_as
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.methods.method import Work
 from fedsurrogate.common.settings import BackboneSettings, Section, Settings
 
 from ..node_config import NodeConfig
-from ..own_files import told_as
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,6 @@ NO_LIMITS = SiteLimits()
 
 MIB = 2**20
 BETWEEN_ROUNDS, RECEIVED = ("runs",), ("models", "generators")
-log = logging.getLogger("fedsurrogate.site")
 
 
 def remove_oldest(node: NodeConfig, most_mib: float) -> None:
@@ -71,7 +68,7 @@ def remove_oldest(node: NodeConfig, most_mib: float) -> None:
         total += size
         if number and total > most_mib * MIB:
             file.unlink(missing_ok=True)
-            log.warning("%s is removed: kept-mib = %g in the policy", file, most_mib)
+            LOG.warning("%s is removed: kept-mib = %g in the policy", file, most_mib)
 
 
 def has_room(node: NodeConfig, most_mib: float, more: int) -> bool:
@@ -84,7 +81,7 @@ def has_room(node: NodeConfig, most_mib: float, more: int) -> bool:
     """
     fits = sum(size for _, size, _ in _files(node, RECEIVED)) + more <= most_mib * MIB
     if not fits:
-        log.error(
+        LOG.error(
             "a received model is not kept: all of them would take more than kept-mib = %g in the "
             "policy; remove old ones in %s",
             most_mib,

@@ -30,7 +30,6 @@ from fedsurrogate.common.wire.surrogate_proto import Counts, pack_counts
 from ..features.site_features import LabelledFeatures
 from .evaluation import checked_classifier, of_target
 from .job import Job, MethodOutput, SiteStatistic
-from .sums import values_of
 
 # Histograms cover log-odds from -EDGE to EDGE in bins of equal width; the outer bins hold
 # everything beyond.
@@ -121,13 +120,8 @@ def _evaluated(job: Job) -> dict[str, IntegerSum]:
     good = _in_large_classes(labels, good, len(settings.classes), job.smallest_cell) & finite
     weights = _weights(test, job.protects_patients) * good
     kept = weights > 0
-    return count_decisions(
-        scores[kept],
-        labels[kept],
-        weights[kept],
-        len(settings.classes),
-        settings.counting.bins,
-    )
+    some = scores[kept], labels[kept], weights[kept]
+    return count_decisions(*some, len(settings.classes), settings.counting.bins)
 
 
 def _of_target(job: Job, target: Target) -> dict[str, IntegerSum]:
@@ -135,7 +129,7 @@ def _of_target(job: Job, target: Target) -> dict[str, IntegerSum]:
     own, train = job.run.settings.counting, job.found.train
     how = counted(target, own)
     if own.kind == "survey":
-        values = target.of_site(values_of(train), job.site)
+        values = target.of_site(train.targets(), job.site)
         weights = _weights(train, job.protects_patients)
         return {"records": count_cells(how, values, weights)} | _images(
             own, train.features, weights
@@ -143,7 +137,7 @@ def _of_target(job: Job, target: Target) -> dict[str, IntegerSum]:
     model, test = of_target(_received(job), target), job.found.test
     if wrong := [name for name in model.header.classes if name not in target.outputs]:
         raise SurrogateError(f"a model that answers {wrong[0][:100]!r}, which is not in the target")
-    values = target.of_site(values_of(test), job.site)
+    values = target.of_site(test.targets(), job.site)
     scores = scores_alone(model, test.features)
     finite = scores.isfinite().all(1)
     topics = torch.ones(how.table.shape[0], dtype=torch.bool)

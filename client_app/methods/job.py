@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import KW_ONLY, dataclass, field
@@ -12,11 +11,17 @@ import torch
 from torch import Tensor
 
 from fedsurrogate.common.backbones.backbone_names import shown
-from fedsurrogate.common.errors import DataError, PolicyError, SurrogateError, largest_parameter
+from fedsurrogate.common.errors import (
+    LOG,
+    DataError,
+    PolicyError,
+    SurrogateError,
+    largest_parameter,
+)
 from fedsurrogate.common.models.classifiers import class_indices
 from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.privacy.accounting import Unit
-from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum
+from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum, unit_weights
 from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.surrogates.mixtures import PublicMap
@@ -26,12 +31,10 @@ from fedsurrogate.common.wire.model_proto import unpack_parameters
 from fedsurrogate.common.wire.records import Info
 from fedsurrogate.common.wire.surrogate_proto import public_digest
 
-from ..features.extraction import chunks, written
-from ..features.site_features import SiteFeatures, frame_of, framed
+from ..features.extraction import chunks, clipped_features, forget, written
+from ..features.site_features import LabelledFeatures, SiteFeatures, frame_of, framed
 from ..governance.work_limits import NO_LIMITS, SiteLimits
 from ..node_config import NodeConfig
-
-log = logging.getLogger("fedsurrogate.site")
 
 
 @dataclass(frozen=True)
@@ -126,14 +129,10 @@ class Job(SiteRequest):
         site_features = self.found
         if self.limits.smallest_class <= 1:
             return site_features.classes
-        sizes = torch.bincount(
-            site_features.train.labels, minlength=len(site_features.classes)
-        ).tolist()
-        return tuple(
-            n
-            for n, size in zip(site_features.classes, sizes, strict=True)
-            if size >= self.limits.smallest_class
-        )
+        names = site_features.classes
+        sizes = torch.bincount(site_features.train.labels, minlength=len(names)).tolist()
+        sized = zip(names, sizes, strict=True)
+        return tuple(name for name, size in sized if size >= self.limits.smallest_class)
 
     @property
     def protects_patients(self) -> bool:
@@ -184,28 +183,26 @@ class Job(SiteRequest):
         if self.payload is None:
             raise SurrogateError("a round without a model")
         model = unpack_parameters(self.payload)
-        if (
-            model.header.run != self.run.digest
-            or model.header.fingerprint != self.found.fingerprint
-        ):
+        run, header = self.run, model.header
+        if header.run != run.digest or header.fingerprint != self.found.fingerprint:
             raise SurrogateError(
-                f"a model of run {model.header.run!r} for backbone "
-                f"{shown(model.header.fingerprint)}; here it is run {self.run.digest!r} and "
+                f"a model of run {header.run!r} for backbone "
+                f"{shown(header.fingerprint)}; here it is run {run.digest!r} and "
                 f"{shown(self.found.fingerprint)}"
             )
-        if len(model.header.classes) > self.limits.most_classes:
+        if len(header.classes) > self.limits.most_classes:
             raise PolicyError(
                 f"most-classes = {self.limits.most_classes}: a model of "
-                f"{len(model.header.classes)} classes"
+                f"{len(header.classes)} classes"
             )
         # It would be a map of the features that no site agreed to.
         agreed = self.public_frame
-        if model.header.frame != agreed and (agreed or self.run.hides_sites):
+        if header.frame != agreed and (agreed or run.hides_sites):
             raise SurrogateError(
                 "a model with a frame of columns that the settings do not give, in a private run, secure "
                 "aggregation, or a run with features.ranges"
             )
-        largest = largest_parameter(bool(self.run.settings.epsilon))
+        largest = largest_parameter(bool(run.settings.epsilon))
         if not all(
             t.isfinite().all() and (not t.numel() or t.abs().max() < largest)
             for t in model.tensors.values()
@@ -213,15 +210,10 @@ class Job(SiteRequest):
             raise SurrogateError(f"a model with a number that is not finite, or beyond {largest:g}")
         # They select records; in an exact sum, the difference from a sum of other classes would
         # show some of them.
-        fixed = self.run.settings.epsilon or self.run.settings.secure_aggregation
-        if (
-            fixed
-            and self.run.settings.classes
-            and model.header.classes != self.run.settings.classes
-        ):
+        fixed = run.settings.epsilon or run.settings.secure_aggregation
+        if fixed and run.settings.classes and header.classes != run.settings.classes:
             raise SurrogateError(
-                f"a model of classes {', '.join(model.header.classes)[:200]}, which are not this "
-                "run's"
+                f"a model of classes {', '.join(header.classes)[:200]}, which are not this run's"
             )
         return model
 
@@ -233,14 +225,8 @@ class Job(SiteRequest):
 
     def header(self, classes: tuple[str, ...], frame: bytes = b"") -> Header:
         """The header of this site's reply, whose tables are in a frame of the columns."""
-        return Header(
-            self.run.settings.method,
-            self.run.digest,
-            self.site,
-            self.found.fingerprint,
-            classes,
-            frame,
-        )
+        made_by = self.run.settings.method, self.run.digest, self.site
+        return Header(*made_by, self.found.fingerprint, classes, frame)
 
     @property
     def public_frame(self) -> bytes:
@@ -321,11 +307,10 @@ class Job(SiteRequest):
 
     def _coded_data(self, target: Target, frame: bytes) -> tuple[Tensor, Tensor]:
         train, least = self.found.train, self.limits.smallest_class
-        if train.values is None:
-            raise DataError("the training records have no values of the run's target")
-        features, code, why = train.features, target.code(train.values), ""
+        features, values, why = train.features, train.targets(), ""
+        code = target.code(values)
         if not self.run.private:
-            code = target.code(target.of_site(train.values, self.site))
+            code = target.code(target.of_site(values, self.site))
             code, why = target.large_enough(code, least, self.run.settings.secure_aggregation)
             if len(code) < max(1, least):
                 if not self.run.hides_sites:
@@ -335,10 +320,48 @@ class Job(SiteRequest):
                     )
                 features, code = features[:0], code[:0]
         if why and not self.run.hides_sites:
-            log.warning("%s", why)
+            LOG.warning("%s", why)
         if train.folder is None:
             features = features.float()
         return framed(features, frame, train.folder), code
+
+
+@dataclass(frozen=True)
+class Clipped:
+    """Clipped features of records, with weights.
+
+    Attributes:
+        features: (n, d), of norm at most one.
+        labels: indices of classes, (n,).
+        weights: (n,), which sum to at most one over every unit.
+        clip_fraction: share of the records that were clipped.
+        done: called with features that were read, if these are in a file and not in memory.
+    """
+
+    features: Tensor
+    labels: Tensor
+    weights: Tensor
+    clip_fraction: float = 0.0
+    done: tuple[Callable[[Tensor], None], ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        records: LabelledFeatures,
+        norm: float = 0.0,
+        change: Callable[[Tensor], Tensor] = lambda features: features,
+    ) -> Clipped:
+        """Change features and clip them.
+
+        Args:
+            records: of the site; a patient's weights sum to one.
+            norm: to clip at.
+            change: of features before the clip, by which a record's depend on no other record.
+        """
+        features, fraction = clipped_features(records.features, norm, records.folder, change)
+        weights = unit_weights(records.units, len(features))
+        done = () if records.folder is None else (forget,)
+        return cls(features, records.labels.cpu(), weights, fraction, done)
 
 
 @dataclass(frozen=True)

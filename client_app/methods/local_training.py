@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -19,14 +18,11 @@ from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.models.networks import build, of_target, split_input
 from fedsurrogate.common.models.parameters import Parameters, Tensors, check_update
 from fedsurrogate.common.models.training_parts import UncompiledSGD, draw, train_on_features
+from fedsurrogate.common.settings import FedAvgSettings, HeadSettings, Model
+from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.common.targets.target import Objective
 
-if TYPE_CHECKING:
-    from fedsurrogate.common.settings import FedAvgSettings, HeadSettings, Model
-    from fedsurrogate.common.surrogates.surrogates import Header
-    from fedsurrogate.common.targets.target import Objective
-
-    from .job import Job, MethodOutput
-
+from .job import Job, MethodOutput
 
 # Losses of records (n,), from outputs (n, o) and what is known of the records, (n, ...).
 Losses = Callable[[Tensor, Tensor], Tensor]
@@ -137,20 +133,11 @@ def train(
     """
     if not len(labels):
         return 0
-    trained = [
-        (name, parameter)
-        for name, parameter in module.named_parameters()
-        if parameter.requires_grad
-    ]
+    trained = [(name, own) for name, own in module.named_parameters() if own.requires_grad]
     start = [parameter.detach().clone() for _, parameter in trained] if variant.mu else []
-    optimiser = UncompiledSGD(
-        [
-            {"params": [parameter], "lr": rate * variant.faster.get(name, 1.0)}
-            for name, parameter in trained
-        ],
-        lr=rate,
-        momentum=settings.momentum,
-    )
+    rates = [rate * variant.faster.get(name, 1.0) for name, _ in trained]
+    groups = [{"params": [own], "lr": lr} for (_, own), lr in zip(trained, rates, strict=True)]
+    optimiser = UncompiledSGD(groups, lr=rate, momentum=settings.momentum)
     steps = 0
     if settings.augment:
         module, features = split_input(module, features)
@@ -223,7 +210,7 @@ def _sent(head: Head, records: int) -> MethodOutput:
 
 def distil_chain(job: Job) -> MethodOutput:
     """The chain message that this site passes on. Raises as `distil` and `pass_on`."""
-    from .chain_step import pass_on
+    from .evaluation import pass_on
 
     return pass_on(job, distil)
 
@@ -257,18 +244,11 @@ def distil(job: Job) -> tuple[MethodOutput, Head]:
         return _sent(head, len(labels)), head
     teacher = unpack_parameters(job.payload)
     stated = teacher.header
-    if (stated.classes, stated.run, stated.fingerprint) != (
-        classes,
-        run.digest,
-        job.found.fingerprint,
-    ):
+    expected = classes, run.digest, job.found.fingerprint
+    if (stated.classes, stated.run, stated.fingerprint) != expected:
         raise SurrogateError("a head of another run, of other classes, or for another backbone")
-    check_update(
-        teacher,
-        {"weight": (len(classes), features.shape[1]), "bias": (len(classes),)},
-        1,
-        private=False,
-    )
+    shapes = {"weight": (len(classes), features.shape[1]), "bias": (len(classes),)}
+    check_update(teacher, shapes, 1, private=False)
     lessons = features @ teacher.tensors["weight"].T + teacher.tensors["bias"]
     targets = torch.cat([labels[:, None], lessons], 1)
     head = _trained(own, features, targets, header, _loss(run.settings.baseline.temperature))
@@ -282,12 +262,8 @@ def _loss(t: float) -> Callable[[Tensor, Tensor], Tensor]:
 
     def loss(logits: Tensor, wanted: Tensor) -> Tensor:
         own = cross_entropy(logits, wanted[:, 0].long())
-        taught = torch.nn.functional.kl_div(
-            (logits / t).log_softmax(1),
-            (wanted[:, 1:] / t).log_softmax(1),
-            reduction="batchmean",
-            log_target=True,
-        )
+        pair = (logits / t).log_softmax(1), (wanted[:, 1:] / t).log_softmax(1)
+        taught = torch.nn.functional.kl_div(*pair, reduction="batchmean", log_target=True)
         return (own + t**2 * taught) / 2
 
     return loss

@@ -17,23 +17,16 @@ site's message is a combination of sums over groups of as many records as its po
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from fedsurrogate.common.errors import DataError, SurrogateError
+from fedsurrogate.common.errors import LOG, DataError, SurrogateError
 from fedsurrogate.common.methods.method import load
 from fedsurrogate.common.models.classifiers import class_indices
 from fedsurrogate.common.models.parameters import Parameters
-from fedsurrogate.common.privacy.gaussian_mechanism import (
-    unit_weights,
-    weigh_mean_over_columns,
-    with_noise,
-)
+from fedsurrogate.common.privacy.gaussian_mechanism import weigh_mean_over_columns, with_noise
 from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.surrogates.class_sums import coded_statistics, fold, statistics
 from fedsurrogate.common.surrogates.mixtures import PublicMap, in_frame
@@ -50,9 +43,8 @@ from fedsurrogate.common.targets.time import VALUES, Time, merged_cells, scored
 from fedsurrogate.common.wire.model_proto import pack_parameters
 from fedsurrogate.common.wire.surrogate_proto import centre_digest, unpack_map
 
-from ..features.extraction import clipped_features, forget
-from ..features.site_features import LabelledFeatures, frame_of, framed
-from .job import Job, MethodOutput, SiteStatistic
+from ..features.site_features import frame_of, framed
+from .job import Clipped, Job, MethodOutput, SiteStatistic
 
 # Number of records that are in memory in double precision at a time.
 ROWS = 8192
@@ -76,13 +68,11 @@ def class_moments(job: Job) -> SiteStatistic:
     columns = job.found.train.features.shape[1]
     claim = job.mechanism(job.run.plan.subtracted(columns, centre_digest(public.centre)))
     if claim is not None:
-        rows, weights, done = clipped(job, claim, public)
-        own = class_indices(classes, job.found.classes)[job.found.train.labels]
-        family, weights = (
-            "distributed" if "squares" in job.names else "spherical",
-            weights * (own >= 0),
-        )
-        made = statistics(rows, own.clamp_min(0), weights, len(classes), family, *done)
+        data = clipped(job, claim, public)
+        own = class_indices(classes, job.found.classes)[data.labels]
+        family = "distributed" if "squares" in job.names else "spherical"
+        weights, labels = data.weights * (own >= 0), own.clamp_min(0)
+        made = statistics(data.features, labels, weights, len(classes), family, *data.done)
         return SiteStatistic({each.name: each for each in made}, claim, classes, frame)
     if not summed:
         classes = job.classes
@@ -142,9 +132,7 @@ def second_moment(features: Tensor, centre: Tensor | None = None) -> Tensor:
     return squares
 
 
-def clipped(
-    job: Job, claim: Mechanism, public: PublicMap
-) -> tuple[Tensor, Tensor, list[Callable[[Tensor], None]]]:
+def clipped(job: Job, claim: Mechanism, public: PublicMap) -> Clipped:
     """Training records for noise.
 
     Args:
@@ -152,21 +140,14 @@ def clipped(
             their own mean and length.
         claim: says where they are clipped.
         public: applied to them between.
-
-    Returns:
-        Clipped features (n, d); weights (n,), which sum to one over a unit; and what is called with
-        rows of features that have been added, if they are in a file.
     """
     train, frame = job.found.train, job.public_frame
     weight = job.run.plan.mean_over_columns_weight(train.features.shape[1])
-    features, _ = clipped_features(
-        train.features,
-        claim.clip,
-        train.folder,
-        lambda rows: public.apply(weigh_mean_over_columns(in_frame(rows, frame).to(rows), weight)),
-    )
-    done = [forget] if train.folder is not None else []
-    return features, unit_weights(train.units, len(features)), [*done]
+
+    def change(rows: Tensor) -> Tensor:
+        return public.apply(weigh_mean_over_columns(in_frame(rows, frame).to(rows), weight))
+
+    return Clipped.of(train, claim.clip, change)
 
 
 def message(job: Job) -> MethodOutput:
@@ -188,22 +169,6 @@ def message(job: Job) -> MethodOutput:
     return MethodOutput(pack_parameters(sent), claim, facts)
 
 
-log = logging.getLogger("fedsurrogate.site")
-
-
-@dataclass(frozen=True)
-class CodedRecords:
-    """Records of a site with the code of their target.
-
-    Attributes:
-        features: (n, d).
-        code: (n, q), float64.
-    """
-
-    features: Tensor
-    code: Tensor
-
-
 def coded_moments(job: Job) -> SiteStatistic:
     """This site's coded sums: exact ones around its own mean, or around zero in secure aggregation, which has
     a public map that is applied to the features first; or for noise.
@@ -214,40 +179,33 @@ def coded_moments(job: Job) -> SiteStatistic:
     Raises:
         DataError: without noise, for a site with fewer records than its policy demands.
     """
-    target, least, summed = (
-        job.run.target,
-        job.limits.smallest_class,
-        job.run.settings.secure_aggregation,
-    )
+    target, summed = job.run.target, job.run.settings.secure_aggregation
     assert target is not None
     public = job.agreed(unpack_map(job.payload or b"")) if summed else PublicMap()
     if job.run.mechanism is not None:
         return bounded_sums(job, target, public)
-    own, frame, centre = _released(job, target), job.public_frame, None
+    frame, centre = job.public_frame if summed else b"", None
+    features, code = job.training_data((), frame)
     if summed:
-        # A refusal would show that this site has few records, so it adds zeros.
-        kept = len(own.features) * (len(own.features) >= least)
-        features = public.apply(in_frame(own.features, frame))
-        own = CodedRecords(features[:kept], own.code[:kept])
+        features = public.apply(features)
     else:
-        own, frame = _in_frame(own, job.found.train.folder)
-        if len(own.features) < max(1, least):
-            raise DataError(
-                f"{len(own.features)} training records with a target; the policy's smallest-class "
-                f"is {least}"
-            )
-        centre = _total(own.features) / len(own.features)
-    sums = exact_sums(own, centre)
+        # A frame of this site's own says more of its columns than public ranges do.
+        if (own := frame_of(features)) is not None:
+            frame = own.packed()
+            features = framed(features, frame, job.found.train.folder)
+        centre = _total(features) / len(features)
+    sums = exact_sums(features, code, centre)
     if summed and target.blocks:
         sums = in_block(sums, target.block(job.site), target.blocks)
-    return job.exact(sums, frame, len(own.features))
+    return job.exact(sums, frame, len(features))
 
 
-def exact_sums(own: CodedRecords, centre: Tensor | None) -> dict[str, Tensor]:
+def exact_sums(features: Tensor, code: Tensor, centre: Tensor | None) -> dict[str, Tensor]:
     """The sums of records, float64.
 
     Args:
-        own: the records.
+        features: of the records, (n, d).
+        code: of their target, (n, q), float64.
         centre: from which features are measured in `sums` and `squares`, and the mean of the code
             in `products`, (d,); None for zero.
 
@@ -255,7 +213,6 @@ def exact_sums(own: CodedRecords, centre: Tensor | None) -> dict[str, Tensor]:
         By statistic: records (1,), totals (d,), code (q,), sums (q, d), and squares and products
         folded.
     """
-    features, code = own.features, own.code
     count, dimension = len(features), features.shape[1]
     around = torch.zeros(dimension, dtype=torch.float64) if centre is None else centre
     sums = torch.zeros(code.shape[1], dimension, dtype=torch.float64)
@@ -299,37 +256,6 @@ def _total(features: Tensor) -> Tensor:
     return total
 
 
-def _released(job: Job, target: Target) -> CodedRecords:
-    """The records whose exact sums may leave, and of their code what may.
-
-    Raises:
-        DataError: for a target of which no exact sum of this site may leave.
-    """
-    train, values = job.found.train, target.of_site(values_of(job.found.train), job.site)
-    code, why = target.large_enough(
-        target.code(values), job.limits.smallest_class, job.run.settings.secure_aggregation
-    )
-    if why and not job.run.settings.secure_aggregation:
-        log.warning("%s", why)
-    return CodedRecords(train.features.float(), code)
-
-
-def _in_frame(own: CodedRecords, folder: Path | None) -> tuple[CodedRecords, bytes]:
-    """The records with their features in a frame of this site's own, which says more of its columns
-    than public ranges do; and that frame, empty where columns need none.
-    """
-    found = frame_of(own.features)
-    frame = b"" if found is None else found.packed()
-    return replace(own, features=framed(own.features, frame, folder)), frame
-
-
-def values_of(records: LabelledFeatures) -> Tensor:
-    """The values of records, (n, k). Raises DataError without them."""
-    if records.values is None:
-        raise DataError("the records have no values of the run's target")
-    return records.values
-
-
 def bounded_sums(job: Job, target: Target, public: PublicMap) -> SiteStatistic:
     """Sums of features that are clipped, without the noise: those that a round of the run has.
 
@@ -345,10 +271,10 @@ def bounded_sums(job: Job, target: Target, public: PublicMap) -> SiteStatistic:
     columns = job.found.train.features.shape[1]
     claim = job.mechanism(plan.subtracted(columns, digest) if once else digest)
     assert claim is not None
-    features, weights, done = clipped(job, claim, public)
-    code = target.code(values_of(job.found.train))
+    data = clipped(job, claim, public)
+    code = target.code(job.found.train.targets())
     bounds = {name: bound for name, (_, bound) in claim.noise.items() if name in job.names}
-    made = coded_statistics(features, code, weights, bounds, *done)
+    made = coded_statistics(data.features, code, data.weights, bounds, *data.done)
     sums = {each.name: each for each in made}
     return SiteStatistic(sums, claim, job.run.target.rows, job.public_frame)
 
@@ -366,11 +292,10 @@ def residual_sums(job: Job) -> SiteStatistic:
     """
     if job.run.mechanism is not None:
         return bounded_sums(job, _target(job), PublicMap())
-    own = _exact(job)
-    count = len(own.features)
-    centred = count and not job.run.settings.secure_aggregation
-    sums = exact_sums(own, own.features.double().mean(0) if centred else None)
-    return job.exact(sums, job.public_frame, count)
+    features, code = _exact(job)
+    centred = len(features) and not job.run.settings.secure_aggregation
+    sums = exact_sums(features, code, features.double().mean(0) if centred else None)
+    return job.exact(sums, job.public_frame, len(features))
 
 
 def time_of(target: Target | None) -> Time:
@@ -389,7 +314,7 @@ def large_cells(job: Job, target: Time) -> tuple[Tensor, Tensor]:
         DataError: where fewer have an event, or all together, than the policy asks for. In secure
             aggregation nothing may show that, so none are left there.
     """
-    cells = target.cells(values_of(job.found.train))
+    cells = target.cells(job.found.train.targets())
     counts = torch.bincount(cells, minlength=2 * target.bins + 1)
     places = torch.arange(len(counts))
     least = max(job.limits.smallest_class, job.limits.smallest_cell)
@@ -410,7 +335,7 @@ def large_cells(job: Job, target: Time) -> tuple[Tensor, Tensor]:
             "and smallest-cell ask for in sums without noise"
         )
     if not kept.all():
-        log.warning(
+        LOG.warning(
             "%d records without an event are left out of what this site sends: fewer than %d",
             int((~kept).sum()),
             least,
@@ -433,27 +358,24 @@ def merged_code(target: Time, values: Tensor, places: Tensor) -> Tensor:
     return torch.zeros_like(code).index_add_(1, places, code)
 
 
-def _exact(job: Job) -> CodedRecords:
+def _exact(job: Job) -> tuple[Tensor, Tensor]:
     """The records whose exact sums may leave, with their code in this round."""
     target = time_of(job.run.target)
     kept, places = large_cells(job, target)
-    values = values_of(job.found.train)[kept]
+    values = job.found.train.targets()[kept]
     features = in_frame(job.found.train.features[kept].float(), job.public_frame)
     if _counts(job.round, job.run.planned_rounds):
-        return CodedRecords(features, merged_code(target, values, places))
-    return CodedRecords(
-        features, scored(target, _received(job.received_model(), target)[places]).code(values)
-    )
+        return features, merged_code(target, values, places)
+    now = scored(target, _received(job.received_model(), target)[places])
+    return features, now.code(values)
 
 
 def _target(job: Job) -> Target:
     """The target whose code is summed in this round, with noise."""
     target = time_of(job.run.target)
-    return (
-        target
-        if _counts(job.round, job.run.planned_rounds)
-        else scored(target, _received(job.received_model(), target))
-    )
+    if _counts(job.round, job.run.planned_rounds):
+        return target
+    return scored(target, _received(job.received_model(), target))
 
 
 def _counts(number: int, rounds: int) -> bool:

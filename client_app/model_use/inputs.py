@@ -25,8 +25,8 @@ from ..datasets.image_folders import find_table, is_image, leaves
 from ..datasets.images import open_rgb
 from ..datasets.left_out import LeftOut, attempt, is_file
 from ..datasets.readers import listing, require_columns
+from ..datasets.records import OF_FOLDER, bags_by_folder
 from ..datasets.source import bags_of
-from ..datasets.table_records import OF_FOLDER, bags_by_folder
 from ..datasets.tables import name_or_blank, read_table
 from ..node_config import Frames
 

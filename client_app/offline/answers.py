@@ -14,7 +14,14 @@ from typing import Any
 
 from filelock import FileLock
 
-from fedsurrogate.common.errors import ConfigError, DataError, LedgerError, PolicyError, StateError
+from fedsurrogate.common.errors import (
+    ConfigError,
+    DataError,
+    LedgerError,
+    PolicyError,
+    StateError,
+    told_as,
+)
 from fedsurrogate.common.files import replace_file, stage_file
 from fedsurrogate.common.message_files import (
     LARGEST_FILE,
@@ -30,14 +37,14 @@ from fedsurrogate.common.security.sealing import public_key
 from fedsurrogate.common.wire.records import from_record, pack_bundle, to_record
 
 from ..audit.output import check_attacks
-from ..governance.entries import Release
+from ..clientapp import WORK_OF
+from ..governance.budget import Release
 from ..governance.gate import open_gate
 from ..governance.ledger import Ledger, own_ledger
 from ..governance.release import charge_and_release, prepare
 from ..methods.job import SiteRequest
 from ..node_config import NodeConfig
-from ..own_files import told_as
-from ..requests import LARGEST_MODEL, WORK, answer
+from ..requests import LARGEST_MODEL, answer
 from .keys import coordinator_key, key_name, private_key
 
 
@@ -96,11 +103,8 @@ def _check_first_answer(ledger: Ledger, request: Request, flower_run: str) -> No
     again.
     """
     if flower_run in ledger.answered():
-        when = [
-            f" on {entry['time'][:10]}"
-            for entry in ledger.entries()
-            if entry["flower_run"] == flower_run
-        ]
+        own = (each for each in ledger.entries() if each["flower_run"] == flower_run)
+        when = [f" on {each['time'][:10]}" for each in own]
         raise PolicyError(
             f"request {request.id} was answered{''.join(when[:1])}; a second answer would spend "
             "the budget again. Send the bundle that was written then; if it is lost, ask the "
@@ -121,7 +125,6 @@ def _facts(release: Release) -> dict[str, Any]:
 
 # Every file of another kind begins otherwise: the first field of a message file is its manifest.
 MAGIC = b"\x0a"
-KINDS = {"train": "surrogate", "evaluate": "evaluation", "query.hello": "identification"}
 
 
 def is_message(file: Path) -> bool:
@@ -195,11 +198,8 @@ def _begin(mark: Path, node: NodeConfig, request: MessageRequest) -> None:
     reply was lost.
     """
     ledger = own_ledger(node)
-    charged = (
-        0
-        if ledger is None
-        else sum(e.get("flower_run") == request.flower_run for e in ledger.entries())
-    )
+    entries = [] if ledger is None else ledger.entries()
+    charged = sum(each.get("flower_run") == request.flower_run for each in entries)
     if mark.exists() and charged > int(mark.read_bytes()):
         raise StateError(
             f"request {request.id[:12]} was answered and charged, and its reply is lost; a second "
@@ -210,8 +210,8 @@ def _begin(mark: Path, node: NodeConfig, request: MessageRequest) -> None:
 
 
 def _answered(request: MessageRequest, asked: str, node: NodeConfig, site: str) -> MessageReply:
-    work = KINDS.get(request.kind, request.kind.removeprefix("query.").replace("_", "-"))
-    if work not in WORK or work == "comparison":
+    work = WORK_OF.get(request.kind, "")
+    if not work or work == "comparison":
         raise ConfigError(
             f"a request of kind {request.kind[:40]!r}, which this site does not answer"
         )

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 from pathlib import Path
 
-from fedsurrogate.common.errors import ConfigError, SealError
+from fedsurrogate.common.errors import LOG, ConfigError, SealError, told_as
 from fedsurrogate.common.files import kept_secret
 from fedsurrogate.common.security.sealing import PUBLIC_BYTES, SEED_BYTES, read_keys
 
 from ..node_config import NodeConfig
-from ..own_files import told_as
 
 HEX_KEY, LARGEST_KEY_FILE = re.compile(rf"[0-9a-f]{{{2 * PUBLIC_BYTES}}}"), 4096
-
-log = logging.getLogger("fedsurrogate.site")
 
 
 def private_key(node: NodeConfig, site: str) -> bytes:
@@ -76,7 +72,7 @@ def received_keys(node: NodeConfig, text: object) -> dict[str, bytes]:
     if node.peers:
         known = read_keys(Path(node.peers).expanduser())
         for name in [name for name, key in received.items() if known.get(name) != key]:
-            log.error(
+            LOG.error(
                 "the key received for site %s is not the one in peers = %s; nothing is sealed for "
                 "it",
                 name,

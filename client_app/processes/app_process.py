@@ -13,7 +13,6 @@ import atexit
 import gc
 import importlib
 import json
-import logging
 import math
 import os
 import pkgutil
@@ -33,6 +32,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from fedsurrogate.common.errors import LOG
 from fedsurrogate.common.files import owner_only
 from fedsurrogate.common.flower import flower
 from fedsurrogate.common.flower.environment import without_proxy_here
@@ -41,19 +41,9 @@ from fedsurrogate.common.settings.base import parse_overrides
 from fedsurrogate.common.version import own_version
 
 from ..node_config import parse_node_config
+from . import own_account
 from .app_report import reporting
 from .node_process import shorten_errors
-from .own_account import (
-    SETTINGS,
-    TASK_NAME,
-    end_first_without_memory,
-    end_with_parent,
-    installed,
-    name_process,
-    own_socket,
-    take_arguments,
-    unseen,
-)
 from .supervisor import found_data
 
 if TYPE_CHECKING:
@@ -61,11 +51,11 @@ if TYPE_CHECKING:
 
 
 FLAG = "--warm"
+# Variable of the environment; "0": each task is a new process, which needs less memory at rest.
 SWITCH = "FEDSURROGATE_WARM"
-"""Variable of the environment; "0": each task is a new process, which needs less memory at rest."""
 LONGEST = 2**16
+# Seconds between two starts of such a process at least; tasks meanwhile are new processes.
 PAUSE = 60.0
-"""Seconds between two starts of such a process at least; tasks meanwhile are new processes."""
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
 READY_NAME = "site-warm"
 MODULES = (
@@ -81,8 +71,8 @@ MODULES = (
     "fedsurrogate.client_app.clientapp",
     "fedsurrogate.client_app.requests",
 )
+# Of a site; all their modules are imported.
 PACKAGES = ("methods", "governance", "features")
-"""Of a site; all their modules are imported."""
 
 
 class WarmStarter:
@@ -118,7 +108,7 @@ class WarmStarter:
     def start(self, arguments: Sequence[str]) -> None:
         """Start a process for a task, with these arguments."""
         self.tend()
-        if self._version and self._version != installed() and not self._pending:
+        if self._version and self._version != own_account.installed() and not self._pending:
             self._retire()
         self._begin()
         try:
@@ -147,7 +137,7 @@ class WarmStarter:
     def _begin(self) -> None:
         if not self._wanted or self._link or time.monotonic() - self._begun < PAUSE:
             return
-        self._begun, self._version = time.monotonic(), installed()
+        self._begun, self._version = time.monotonic(), own_account.installed()
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             number = theirs.fileno()
@@ -160,14 +150,16 @@ class WarmStarter:
         if self._link is not None and self._process is not None:
             self._link.close()
             self._former.append(self._process)
-        if self._version != installed():
+        if self._version != own_account.installed():
             self._begun = -math.inf
         self._link = self._process = None
         while self._pending:
             self._start_new(self._pending.popleft())
 
     def _start_new(self, arguments: Sequence[str]) -> None:
-        self._former.append(subprocess.Popen([self._command], env=os.environ | unseen(arguments)))
+        self._former.append(
+            subprocess.Popen([self._command], env=os.environ | own_account.unseen(arguments))
+        )
 
 
 def _received(link: socket.socket) -> bytes:
@@ -194,8 +186,8 @@ def serve_children(descriptor: int, parent: int) -> list[str]:
         SystemExit: In the process itself, once its parent has closed the socket. Children that have
             no message yet end with it, and the others when they have replied.
     """
-    end_with_parent(signal.SIGTERM, parent)
-    name_process(READY_NAME)
+    own_account.end_with_parent(signal.SIGTERM, parent)
+    own_account.name_process(READY_NAME)
     control = socket.socket(fileno=descriptor)
     # A kernel without them raises before there is a child.
     os.close(os.pidfd_open(os.getpid()))
@@ -255,12 +247,12 @@ def _fork() -> int:
     if child := os.fork():
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return child
-    end_with_parent(signal.SIGKILL, own)
+    own_account.end_with_parent(signal.SIGKILL, own)
     for number in ENDS:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    name_process(TASK_NAME)
-    end_first_without_memory()
+    own_account.name_process(own_account.TASK_NAME)
+    own_account.end_first_without_memory()
     renew_generators()
     return 0
 
@@ -290,7 +282,6 @@ def _reap(child: int, descriptor: int) -> None:
 
 COMMAND, PARENT = "site-app", "--parent-pid"
 ENDED = "the site's app was stopped"
-log = logging.getLogger("fedsurrogate.site")
 
 
 def serve(runtime: str, settings: str, joined: bool = False) -> None:
@@ -305,8 +296,8 @@ def serve(runtime: str, settings: str, joined: bool = False) -> None:
         RunError: The site lacks data, and has not joined.
         ConfigError: For settings that are wrong, or a socket that others could replace.
     """
-    runtime, node = own_socket(runtime), parse_node_config(parse_overrides([settings]))
-    os.environ.update(without_proxy_here(os.environ) | {SETTINGS: settings})
+    runtime, node = own_account.own_socket(runtime), parse_node_config(parse_overrides([settings]))
+    os.environ.update(without_proxy_here(os.environ) | {own_account.SETTINGS: settings})
     configure_log(os.environ)
     command = Path(sys.executable).with_name(COMMAND)
     with ExitStack() as kept:
@@ -327,10 +318,10 @@ def answer() -> None:
         descriptor, parent = map(int, sys.argv[2:4])
         sys.argv[1:] = serve_children(descriptor, parent)
         _end_after(answer_task)
-    take_arguments(1)
-    name_process(TASK_NAME)
+    own_account.take_arguments(1)
+    own_account.name_process(own_account.TASK_NAME)
     if PARENT in sys.argv:
-        end_with_parent(signal.SIGKILL, int(sys.argv[sys.argv.index(PARENT) + 1]))
+        own_account.end_with_parent(signal.SIGKILL, int(sys.argv[sys.argv.index(PARENT) + 1]))
     answer_task()
 
 
@@ -385,7 +376,7 @@ class AnswerOnTermination:
     def received(self, give_up: Callable[[str], None]) -> None:
         """From now on a signal ends the process, with an error as its reply."""
         self._received = True
-        end_with_parent(0)
+        own_account.end_with_parent(0)
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
 
@@ -410,7 +401,7 @@ def _load_installed(name: str, packed: str) -> ClientApp:
     from ..clientapp import app_at_site
 
     if packed != (own := own_version()):
-        log.warning(
+        LOG.warning(
             "the run contains version %s of %s; this site uses its own, %s", packed, name, own
         )
-    return app_at_site(os.environ[SETTINGS])
+    return app_at_site(os.environ[own_account.SETTINGS])

@@ -10,7 +10,6 @@ is asked, with a few words and numbers.
 
 from __future__ import annotations
 
-import logging
 import socket
 import threading
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from fedsurrogate.common.errors import LOG
 from fedsurrogate.common.flower.environment import UNIX
 from fedsurrogate.common.metrics_page import disk
 from fedsurrogate.common.version import own_version
@@ -31,10 +31,11 @@ from ..node_config import data_present
 if TYPE_CHECKING:
     from ..node_config import NodeConfig
 
+# Ending of the socket, after the Runtime API's name.
 SOCKET = ".status"
-"""Ending of the socket, after the Runtime API's name."""
 SECONDS, LONGEST, LOOK_SECONDS = 5.0, 65536, 15.0
 RESTART = "start the app again: docker compose up -d --force-recreate app"
+# Totals of a ledger, and what they mean.
 LEDGER = {
     "ledger_usable": "1 if the ledger agrees with its check log; 0: nothing leaves this site.",
     "budget_epsilon_total": "Epsilon that the policy allows for all releases of these data.",
@@ -45,8 +46,6 @@ LEDGER = {
     "releases_without_privacy": "Releases without differential privacy.",
     "last_release_timestamp_seconds": "Unix time of the newest entry of the ledger.",
 }
-"""Totals of a ledger, and what they mean."""
-log = logging.getLogger("fedsurrogate.site")
 
 
 class AppReport(BaseModel):
@@ -123,7 +122,7 @@ def watching(node: NodeConfig) -> Iterator[Reporter]:
             try:
                 reporter.look()
             except Exception as error:  # Such as a disk that fails; the app goes on.
-                log.warning("the totals for `site metrics` could not be computed: %s", error)
+                LOG.warning("the totals for `site metrics` could not be computed: %s", error)
             over.wait(LOOK_SECONDS)
 
     threading.Thread(target=keep_looking, daemon=True).start()
@@ -216,7 +215,7 @@ def ledger_totals(node: NodeConfig) -> dict[str, float]:
 
     from ..governance import budget
     from ..governance import ledger as own_ledger
-    from ..governance.entries import non_private_releases
+    from ..governance.budget import non_private_releases
     from ..governance.policy import policy_of
 
     if (ledger := own_ledger.own_ledger(node)) is None:

@@ -19,13 +19,13 @@ from pathlib import Path
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.flower.environment import UNIX
 
+# Variables of the environment: arguments of a program, and the site's settings.
 ARGUMENTS = "FEDSURROGATE_ARGUMENTS"
 SETTINGS = "FEDSURROGATE_NODE_CONFIG"
-"""Variables of the environment: arguments of a program, and the site's settings."""
+# The name of a process that works on one task.
 TASK_NAME = "site-task"
-"""The name of a process that works on one task."""
+# Bytes of a path below which a folder with a socket is made; kernels take 103 for the socket's.
 LONGEST_PLACE = 60
-"""Bytes of a path below which a folder with a socket is made; kernels take 103 for the socket's."""
 
 
 def unseen(arguments: Sequence[str]) -> dict[str, str]:
@@ -103,8 +103,8 @@ def own_socket(runtime: str) -> str:
 _DEATH_SIGNAL, _NAME = 1, 15
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 OOM_SCORE = Path("/proc/self/oom_score_adj")
+# Of the processes of a machine, the kernel ends those with the highest number first.
 FIRST = 1000
-"""Of the processes of a machine, the kernel ends those with the highest number first."""
 
 
 def end_with_parent(number: int, parent: int = 0) -> None:

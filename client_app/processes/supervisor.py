@@ -7,7 +7,6 @@ The supervisor always sets this flag; the user cannot omit it.
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
 import os
 import re
@@ -30,7 +29,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from fedsurrogate.common.command_line import handling
-from fedsurrogate.common.errors import ConfigError, RunError
+from fedsurrogate.common.errors import LOG, ConfigError, RunError
 from fedsurrogate.common.escapes import for_terminal, human_seconds
 from fedsurrogate.common.files import owner_only
 from fedsurrogate.common.flower import flower
@@ -45,13 +44,14 @@ if TYPE_CHECKING:
     from ..node_config import NodeConfig
 
 
+# Seconds between the end of a process and its next start; doubled each time it ends soon after its
+# start.
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
-"""Seconds between the end of a process and its next start; doubled each time it ends soon after its start."""
+# Seconds of a pause that a person is told of.
 SLEPT = 60.0
-"""Seconds of a pause that a person is told of."""
 AWAKE_OR_NOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+# A process that ends within these seconds has ended soon after its start.
 STEADY = 60.0
-"""A process that ends within these seconds has ended soon after its start."""
 LONGEST_LINE, LAST_LINES = 2**16, 5
 # Colours and the like, which Flower writes into its log.
 _SEQUENCE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -182,14 +182,13 @@ def _alive(process: psutil.Process) -> bool:
         return False
 
 
+# Seconds from a reason not to join to the app's end, after which its container starts it again.
 PAUSE = 30.0
-"""Seconds from a reason not to join to the app's end, after which its container starts it again."""
 DATA_SECONDS, SAY_SECONDS = 0.5, 600.0
 WAITS = (
     "this site stays away: its app does not run yet, or has not found as many records as the policy's "
     "smallest-site asks for; the app's log names the reason"
 )
-log = logging.getLogger("fedsurrogate.site")
 
 
 def found_data(runtime: str, node: NodeConfig, pause: float = PAUSE) -> bool:
@@ -213,7 +212,7 @@ def found_data(runtime: str, node: NodeConfig, pause: float = PAUSE) -> bool:
         looked_at(node)
     except Exception as error:
         if _listens(runtime):
-            log.error("%s; this site has joined, and answers as one without records", error)
+            LOG.error("%s; this site has joined, and answers as one without records", error)
             return False
         print(f"this site does not join: {error}; next look in {pause:g} s", flush=True)
         time.sleep(pause)
@@ -285,14 +284,15 @@ TWIN = (
     "the coordinator knows this site's key, but a node with this key is connected already; stop the "
     "other one, or wait a minute if it has just ended; each machine needs a kit of its own"
 )
+# Number of early ends of a process after which a site that was never connected gives up.
 ATTEMPTS = 3
-"""Number of early ends of a process after which a site that was never connected gives up."""
+# Number of refusals of key or certificate in a row after which a site that was never connected
+# gives up.
 REFUSALS = 2
-"""Number of refusals of key or certificate in a row after which a site that was never connected gives up."""
+# Waiting times at the end: for the app's reply, for the reply to be sent, for the SuperNode to end.
 ANSWER_SECONDS, SEND_SECONDS, END_SECONDS = 60.0, 15.0, 15.0
-"""Waiting times at the end: for the app's reply, for the reply to be sent, for the SuperNode to end."""
+# Name of the supervisor, before its lines.
 OWN = "join"
-"""Name of the supervisor, before its lines."""
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 

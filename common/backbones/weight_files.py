@@ -6,7 +6,6 @@ hub's cache.
 from __future__ import annotations
 
 import json
-import logging
 import re
 import zipfile
 from collections import Counter, OrderedDict
@@ -18,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import BackboneError
+from ..errors import LOG, BackboneError
 from ..extras import needed_for
 from .backbone_names import HUB, WEIGHTS_IN_FOLDERS, is_of_hub, place_in
 
@@ -151,7 +150,6 @@ def missing_files(
     return BackboneError(f"the files of backbone = {name!r} {why}; fetch them from {where}, {PUT}")
 
 
-LOG = logging.getLogger("fedsurrogate.site")
 Weights = Mapping[str, Tensor]
 # First part of the name of tensors that only training or another task uses.
 OTHER_PARTS = re.compile(

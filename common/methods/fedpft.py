@@ -316,8 +316,8 @@ def plan(settings: Settings) -> Plan:
             identifies=chain,
         ),
         combination=Combination(
-            site="fedsurrogate.client_app.methods.fedpft."
-            + ("chain:extend_chain" if chain else "surrogate:fedpft_surrogate"),
+            site="fedsurrogate.client_app.methods.fedpft.surrogate:"
+            + ("extend_chain" if chain else "fedpft_surrogate"),
             strategy="fedsurrogate.strategies.fedpft.strategy:"
             + ("FedPFTChain" if chain else "FedPFT"),
             stored=True,

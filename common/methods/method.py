@@ -337,8 +337,7 @@ class Plan:
         mean_over_columns: whether sites give the mean over a feature's own columns, and its length, a small
             weight before they clip it, where it has enough columns.
         ranges: whether sites may move and scale features from public ranges first.
-        packages: optional packages that a site needs for the settings.
-        judging_packages: those that it needs to evaluate the result.
+        judging_packages: optional packages that a site needs to evaluate the result.
     """
 
     kind: Kind
@@ -356,7 +355,6 @@ class Plan:
     sent_by_solver: bool = False
     mean_over_columns: bool = False
     ranges: bool = False
-    packages: tuple[str, ...] = ()
     judging_packages: tuple[str, ...] = ()
 
     def mean_over_columns_weight(self, dimension: int) -> OwnParts:

@@ -231,9 +231,7 @@ def dp_fedprox_plan(settings: Settings) -> Plan:
         if own.augment
         else ""
     )
-    # Opacus finds the gradients of single records, of which linear layers need none.
-    packages = ("opacus",) if own.kind == "convnet" else ()
-    return replace(usual, refusal=refusal, packages=packages)
+    return replace(usual, refusal=refusal)
 
 
 def dp_fedavg_plan(settings: Settings) -> Plan:

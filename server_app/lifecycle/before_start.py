@@ -457,7 +457,7 @@ def site_folders() -> Iterator[list[str]]:
 
 # By name: the coordinator's code does not import the site's. In a simulation, this machine is every
 # site.
-RECORD_CHECKS = "fedsurrogate.client_app.diagnostics.simulation_checks"
+RECORD_CHECKS = "fedsurrogate.client_app.diagnostics.first_look"
 PATHS = ("data-dir", "weights-path")
 
 

@@ -22,8 +22,13 @@ import typer.main
 import fedsurrogate.client_app.cli.main
 import fedsurrogate.client_app.processes.app_process
 from fedsurrogate.client_app.model_use.store import models_folder, read_index
-from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
-from fedsurrogate.client_app.own_files import close_to_others, own_files, readable_by_others
+from fedsurrogate.client_app.node_config import (
+    NodeConfig,
+    close_to_others,
+    own_files,
+    parse_node_config,
+    readable_by_others,
+)
 from fedsurrogate.common import files
 from fedsurrogate.common.security.documents import Proposal, SignedProposal
 from fedsurrogate.common.settings.base import parse_overrides
@@ -356,7 +361,7 @@ def test_every_name_that_a_site_keeps_is_one_of_its_own(home: Path) -> None:
     known = {Path(each) for each in own_files(node)}
     for folder in (node.state, node.cache, node.check_log):
         found = set(folder.rglob("*"))
-        assert found <= known, f"missing in client_app/own_files.py: {found - known}"
+        assert found <= known, f"missing in client_app/node_config.py: {found - known}"
 
 
 def test_in_a_folder_closed_to_others_nothing_is_looked_at(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def test_every_task_begins_once_whenever_the_warm_process_ends(
     names = [f"{task} {number}" for number, task in enumerate(tasks)]
     begun.touch()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(app_process, "installed", lambda: (0,))
+        patch.setattr(app_process.own_account, "installed", lambda: (0,))
         with app_process.WarmStarter(command, os.environ) as starter:
             for name in names:
                 starter.start([name])

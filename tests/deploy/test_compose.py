@@ -421,7 +421,7 @@ def test_the_image_gets_all_that_sites_and_coordinator_use_but_not_ray() -> None
     assert 'extras="image $([ "${BACKBONES}" = no ] || echo backbones) ${EXTRAS}"' in text
     locked = lock.read()
     small, whole = locked.names(["image"]), locked.names(["image", "backbones"])
-    assert locked.names(["core", "dp-sgd", "generators", "tables", "dicom", "plots"]) <= small
+    assert locked.names(["core", "generators", "tables", "dicom", "plots"]) <= small
     assert {"torchvision", "open-clip-torch", "timm"} <= whole - small
     assert not {"ray", "pytest", "pylibjpeg-libjpeg"} & whole
     assert "pylibjpeg-libjpeg" in locked.names(["image", "dicom-decoders"])

@@ -17,7 +17,7 @@ import fedsurrogate
 from benchmarks._gpu_parity import cvae, images, network, warnings_of
 from fedsurrogate.client_app.diagnostics import site_checks
 from fedsurrogate.client_app.features.device_processes import Devices, in_parts, in_processes
-from fedsurrogate.client_app.methods.dp.record_gradients import PrivateGradient
+from fedsurrogate.client_app.methods.dp.record_gradients import NoisyMeans, PrivateGradient
 from fedsurrogate.client_app.methods.dpcvae.training import private_gradient
 from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.common.backbones.weight_files import read_weights
@@ -144,7 +144,7 @@ def test_noise_is_drawn_by_the_operating_system_and_moved_afterwards(system_nois
             trainer = cvae("cuda", 3, 6, 4, 2)
             x = torch.ones(5, 6, device="cuda")
             step = private_gradient(
-                trainer, x, torch.zeros(5, dtype=torch.long).cuda(), 0.1, 5.0, 5
+                trainer, NoisyMeans(0.1, 5.0, 5), x, torch.zeros(5, dtype=torch.long).cuda()
             )
             after = torch.get_rng_state(), machine.random_states
             assert torch.equal(before[0], after[0])

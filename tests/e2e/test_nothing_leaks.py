@@ -277,7 +277,7 @@ PRIVATE: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-5, "image-size": 8}
 INSIDE: dict[str, tuple[str, dict[str, Any]]] = {
     "fedpft": ("fedsurrogate.client_app.methods.fedpft.surrogate.fit", {}),
     "sums": ("fedsurrogate.client_app.methods.fedpft.surrogate.noisy_sums", PRIVATE),
-    "chain": ("fedsurrogate.client_app.methods.fedpft.chain.train_on_features", {"fedpft.topology": "chain"}),
+    "chain": ("fedsurrogate.client_app.methods.fedpft.surrogate.train_on_features", {"fedpft.topology": "chain"}),
     "kd": ("fedsurrogate.client_app.methods.local_training.train_on_features", {"method": "kd"}),
     "average": ("fedsurrogate.client_app.methods.local_training.train_on_features", {"method": "average"}),
     "fedavg": ("fedsurrogate.client_app.methods.fedavg.update.train", {"method": "fedavg", "fedavg.rounds": 1}),

@@ -76,7 +76,7 @@ def facts(settings: Mapping[str, Scalar]) -> Facts:
         "in words": [plan.variant, plan.head, combination.tested],
         "is": sorted(_properties(method, plan)),
         "sections": sorted(method.sections),
-        "packages": [*plan.packages, *plan.judging_packages],
+        "packages": list(plan.judging_packages),
         "allows": sorted(plan.allows),
         "defence": [run.defence, *defences.available, defences.reason],
         "mechanisms": [plan.mechanism_name],

@@ -19,8 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsurrogate.client_app.governance.budget import Budget
-from fedsurrogate.client_app.governance.entries import Release, canonical, digest
+from fedsurrogate.client_app.governance.budget import Budget, Release, canonical, digest
 from fedsurrogate.client_app.governance.ledger import CheckLogEntry, Ledger
 from fedsurrogate.common.message_files import (
     MessageReply,

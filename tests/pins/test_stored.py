@@ -15,8 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedsurrogate.client_app.governance.budget import spent
-from fedsurrogate.client_app.governance.entries import Release
+from fedsurrogate.client_app.governance.budget import Release, spent
 from fedsurrogate.client_app.governance.gate import Gate
 from fedsurrogate.client_app.governance.policy import Policy
 from fedsurrogate.client_app.node_config import NodeConfig

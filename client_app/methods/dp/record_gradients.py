@@ -12,12 +12,11 @@ Networks of linear layers are clipped without storing per-record gradients ("gho
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,19 +24,15 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.functional import linear, pad
 from torch.overrides import TorchFunctionMode
 
-from fedsurrogate.common.extras import needed_for
 from fedsurrogate.common.models.loss_landscape import LandscapeRecords
 from fedsurrogate.common.models.parameters import Tensors
 from fedsurrogate.common.models.training_parts import Change
 from fedsurrogate.common.privacy.exact_sums import ExactSum, IntegerSum, clip_factors
 from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum, system_uniforms, unit_weights
 from fedsurrogate.common.privacy.mechanism import Mechanism
+from fedsurrogate.common.settings import FedAvgSettings
 
 from ..local_training import PLAIN, Losses, Variant, class_losses
-
-if TYPE_CHECKING:
-    from fedsurrogate.common.settings import FedAvgSettings
-
 
 # Number of records in a chunk. A power of two: rows of a chunk then begin at even addresses.
 TOGETHER = 64
@@ -189,11 +184,9 @@ def _places_are_alike(
 
     def drawn(shape: torch.Size, like: Tensor) -> Tensor:
         # Any class works as a label; zeros are one.
-        random = (
-            torch.randn(shape, generator=generator)
-            if like.is_floating_point()
-            else torch.zeros(shape)
-        )
+        random = torch.zeros(shape)
+        if like.is_floating_point():
+            random = torch.randn(shape, generator=generator)
         return random.to(like)
 
     kept = [parameter.detach().clone() for parameter in parameters]
@@ -299,7 +292,59 @@ def poisson_sample(count: int, rate: float) -> Tensor:
     return (system_uniforms(count) < rate).nonzero().squeeze(1)
 
 
-class PrivateGradient:
+class NoisyMeans:
+    """Noisy means of clipped gradients, and facts about them that stay at the site.
+
+    Args:
+        clip: largest norm of one record's gradient, over all parameters.
+        noise_multiplier: standard deviation of the noise over the clip.
+        expected: public divisor of the sums.
+
+    Attributes:
+        clip: as above.
+        noise: standard deviation in every entry of a mean.
+    """
+
+    def __init__(self, clip: float, noise_multiplier: float, expected: float) -> None:
+        self.clip, self.noise = clip, noise_multiplier * clip / expected
+        self._multiplier, self._expected = noise_multiplier, expected
+        self._clipped = self._drawn = 0
+        self._signal: list[float] = []
+
+    def mean(
+        self, total: Mapping[str, IntegerSum], like: Mapping[str, Tensor], cut: int, drawn: int
+    ) -> dict[str, Tensor]:
+        """The mean with noise.
+
+        Args:
+            total: the sum of clipped gradients, by parameter.
+            like: tensors by the same names, whose shapes, types and devices the means have.
+            cut: number of the gradients that were clipped.
+            drawn: number of the records.
+
+        Returns:
+            By parameter.
+        """
+        flat = IntegerSum.joined(list(total.values()))
+        noisy = BoundedSum("gradients", flat, self.clip).noisy(self._multiplier * self.clip)
+        self._clipped, self._drawn = self._clipped + cut, self._drawn + drawn
+        self._signal.append(float(flat.value.norm()) / (noisy.sigma * len(noisy.value) ** 0.5))
+        sizes = [part.fine.numel() for part in total.values()]
+        parts = torch.split(noisy.value / self._expected, sizes)
+        return {
+            name: part.reshape(like[name].shape).to(like[name])
+            for name, part in zip(total, parts, strict=True)
+        }
+
+    def facts(self) -> dict[str, float]:
+        """The share of clipped gradients in all means so far, and their signal-to-noise ratio."""
+        return {
+            "clip-fraction": self._clipped / max(1, self._drawn),
+            "signal-to-noise-gradients": sum(self._signal) / max(1, len(self._signal)),
+        }
+
+
+class PrivateGradient(NoisyMeans):
     """Private gradients of Poisson samples of a site's units: records or patients.
 
     Each costs one sampled Gaussian release. A call takes each unit independently with probability
@@ -313,9 +358,6 @@ class PrivateGradient:
         sample_rate: probability that a unit takes part in a call.
         expected: public divisor of the sum.
         units: of the records; by default each record is one.
-
-    Attributes:
-        noise: standard deviation in every entry of a private gradient.
 
     Source: FedLAP-DP, algorithm 3. Differs from the paper:
     - Noise is added once to the sum. The paper adds it for every record, which is many times what
@@ -335,35 +377,21 @@ class PrivateGradient:
         expected: int,
         units: Units | None = None,
     ) -> None:
+        super().__init__(clip, noise_multiplier, expected)
         self._units = units or Units(len(records.labels))
-        self._body, self._records = body, records
-        self._clip, self._multiplier = clip, noise_multiplier
-        self._rate, self._expected = sample_rate, expected
-        self._clipped = self._drawn = 0
-        self._signal: list[float] = []
-        self.noise = noise_multiplier * clip / expected
+        self._body, self._records, self._rate = body, records, sample_rate
 
     def __call__(self, parameters: Tensors, change: Change) -> dict[str, Tensor]:
         """One private gradient, by name of the parameter."""
         rows, weights = self._units.sample(self._rate)
-        rows = rows.to(self._records.labels.device)
-        total, cut = clipped_sum(
-            self._body, parameters, self._records.take(rows), self._clip, change, weights
-        )
-        self._clipped, self._drawn = self._clipped + cut, self._drawn + len(rows)
-        mean, signal = noisy_mean(
-            dict(zip(parameters, total, strict=True)),
-            *(parameters, self._clip, self._multiplier, self._expected),
-        )
-        self._signal.append(signal)
-        return mean
+        taken = self._records.take(rows.to(self._records.labels.device))
+        total, cut = clipped_sum(self._body, parameters, taken, self.clip, change, weights)
+        return self.mean(total, parameters, cut, len(rows))
 
-    def facts(self) -> dict[str, float]:
-        """Facts about all calls so far; they stay at the site."""
-        return {
-            "clip-fraction": self._clipped / max(1, self._drawn),
-            "signal-to-noise-gradients": sum(self._signal) / max(1, len(self._signal)),
-        }
+
+def unchanged(values: Tensor) -> Tensor:
+    """Values without augmentation."""
+    return values
 
 
 def clipped_sum(
@@ -371,9 +399,10 @@ def clipped_sum(
     parameters: Tensors,
     records: LandscapeRecords,
     clip: float,
-    change: Change,
+    change: Change = unchanged,
     weights: Tensor | None = None,
-) -> tuple[list[IntegerSum], int]:
+    losses: Losses = class_losses,
+) -> tuple[dict[str, IntegerSum], int]:
     """The sum of all records' gradients, each clipped and weighted.
 
     Args:
@@ -383,14 +412,15 @@ def clipped_sum(
         clip: largest norm of one record's gradient, over all parameters.
         change: augmentation.
         weights: of the records, (n,), see `units.Units`; None for one.
+        losses: of records.
 
     Returns:
         The sum, by parameter, and the number of clipped gradients.
     """
 
     def one(at: dict[str, Tensor], value: Tensor, label: Tensor) -> Tensor:
-        logits = functional_call(body, at, (change(value[None]),))
-        return torch.nn.functional.cross_entropy(logits, label[None])
+        outputs = functional_call(body, at, (change(value[None]),))
+        return losses(outputs, label[None]).sum()
 
     each_of = vmap(grad(one), in_dims=(None, 0, 0))
     at = {name: tensor.detach().clone() for name, tensor in parameters.items()}
@@ -405,7 +435,7 @@ def clipped_sum(
     ):
         own = weights_of(weights, start, norms)
         cut, start = cut + add_clipped(total, each, norms, clip, own), start + len(norms)
-    return [part.total for part in total], cut
+    return {name: part.total for name, part in zip(at, total, strict=True)}, cut
 
 
 def sums_like(tensors: Iterable[Tensor], clip: float) -> list[ExactSum]:
@@ -471,42 +501,9 @@ def add_clipped(
     return int((norms > clip).sum())
 
 
-def noisy_mean(
-    total: Mapping[str, IntegerSum],
-    like: Mapping[str, Tensor],
-    clip: float,
-    noise_multiplier: float,
-    expected: float,
-) -> tuple[dict[str, Tensor], float]:
-    """The noisy mean of clipped gradients.
-
-    One release of the Gaussian mechanism: all parameters are one statistic, which one unit, a
-    record or a patient, changes by at most the clip.
-
-    Args:
-        total: sums of clipped gradients, by name of the parameter.
-        like: the parameters, by name.
-        clip: largest norm of one record's gradient, over all parameters.
-        noise_multiplier: standard deviation of the noise over the clip.
-        expected: divisor of the sum, a public number.
-
-    Returns:
-        The noisy sum over `expected`, by name; and the signal-to-noise ratio.
-    """
-    flat = IntegerSum.joined(list(total.values()))
-    noisy = BoundedSum("gradients", flat, clip).noisy(noise_multiplier * clip)
-    parts = torch.split(noisy.value / expected, [part.fine.numel() for part in total.values()])
-    mean = {
-        name: part.reshape(like[name].shape).to(like[name])
-        for name, part in zip(total, parts, strict=True)
-    }
-    return mean, float(flat.value.norm()) / (noisy.sigma * len(noisy.value) ** 0.5)
-
-
-USER = "DP-SGD"
 # From features, labels and weights (None for one) of records to the sum of their clipped gradients
 # by parameter, and the number of clipped ones.
-ClippedSums = Callable[[Tensor, Tensor, Tensor | None], tuple[list[IntegerSum], int]]
+ClippedSums = Callable[[Tensor, Tensor, Tensor | None], tuple[dict[str, IntegerSum], int]]
 
 
 class UnitRecords(NamedTuple):
@@ -537,8 +534,7 @@ def train_privately(
     `settings.sample_rate` and divides the noisy sum by `settings.batch_size`. Both are public; the
     number of units, or of those drawn, is private. So a site with more units takes longer steps,
     which agrees with FedAvg's weights.
-    FedProx's term is added after the noise: it depends on public numbers only, and Opacus' hooks
-    would overwrite it.
+    FedProx's term is added after the noise: it depends on public numbers only.
 
     Args:
         module: the network.
@@ -553,30 +549,21 @@ def train_privately(
 
     Source: Abadi et al. 2016.
     """
+    means = NoisyMeans(claim.clip, claim.noise_multiplier, settings.batch_size)
     summed = _sums_of(module, claim.clip, variant.losses)
     trained = dict(module.named_parameters())
     start = {name: parameter.detach().clone() for name, parameter in trained.items()}
-    clipped = drawn = 0
-    signal: list[float] = []
     for _ in range(settings.private_steps):
         rows, weights = records.units.sample(settings.sample_rate)
         features, labels, _ = records
         if len(rows) < len(labels):
             features, labels = features[rows], labels[rows]
         total, cut = summed(features, labels, weights)
-        clipped, drawn = clipped + cut, drawn + len(rows)
-        mean, ratio = noisy_mean(
-            dict(zip(trained, total, strict=True)),
-            *(trained, claim.clip, claim.noise_multiplier, settings.batch_size),
-        )
-        signal.append(ratio)
+        mean = means.mean(total, trained, cut, len(rows))
         with torch.no_grad():
             for name, parameter in trained.items():
                 parameter.sub_(rate * (mean[name] + variant.mu * (parameter - start[name])))
-    return {
-        "clip-fraction": clipped / max(1, drawn),
-        "signal-to-noise-gradients": sum(signal) / len(signal),
-    }
+    return means.facts()
 
 
 def clipped_gradients(
@@ -600,9 +587,8 @@ def clipped_gradients(
     Returns:
         The sum (float64), by parameter.
     """
-    names = [name for name, _ in module.named_parameters()]
     total, _ = _sums_of(module, clip, losses)(features, labels, weights)
-    return dict(zip(names, (part.value for part in total), strict=True))
+    return {name: part.value for name, part in total.items()}
 
 
 def _sums_of(module: nn.Module, clip: float, losses: Losses) -> ClippedSums:
@@ -611,54 +597,15 @@ def _sums_of(module: nn.Module, clip: float, losses: Losses) -> ClippedSums:
     """
     layers = [each for each in module.modules() if [*each.parameters(recurse=False)]]
     if not all(isinstance(each, nn.Linear) for each in layers):
-        with needed_for(USER):
-            from opacus import GradSampleModule
-
-        sampled = GradSampleModule(module, loss_reduction="sum")
-        return lambda some, truth, weights: _clipped_sum(
-            sampled, some, truth, clip, losses, weights
+        at = dict(module.named_parameters())
+        return lambda some, truth, weights: clipped_sum(
+            module, at, LandscapeRecords.evenly(some, truth), clip, unchanged, weights, losses
         )
-    modules = nn.ModuleList([module])
 
     def each(some: Tensor, truth: Tensor) -> Tensor:
         return losses(module(some), truth)
 
-    def of_linear_layers(
-        some: Tensor, truth: Tensor, own: Tensor | None
-    ) -> tuple[list[IntegerSum], int]:
-        sums, cut = clipped_sums(modules, each, (some, truth), clip, own)
-        return list(sums.values()), cut
-
-    return of_linear_layers
-
-
-def _clipped_sum(
-    module: nn.Module,
-    features: Tensor,
-    labels: Tensor,
-    clip: float,
-    losses: Losses = class_losses,
-    weights: Tensor | None = None,
-) -> tuple[list[IntegerSum], int]:
-    """The sum, by parameter, of all records' gradients clipped at norm `clip` and weighted; and
-    the number of clipped ones.
-    """
-    parameters = list(module.parameters())
-
-    def gradients(some: Tensor, truth: Tensor) -> list[Tensor]:
-        module.zero_grad(set_to_none=True)
-        with warnings.catch_warnings():
-            # Opacus' hooks fire on outputs as well as inputs; only the outputs' gradients are used.
-            warnings.filterwarnings("ignore", "Full backward hook is firing")
-            losses(module(some), truth).sum().backward()  # type: ignore[no-untyped-call]
-        each = [parameter.grad_sample for parameter in parameters]  # type: ignore[attr-defined]
-        return [*each, norms_of(each)]
-
-    total, cut, start = sums_like(parameters, clip), 0, 0
-    for *each, norms in per_record(gradients, (features, labels), module, parameters):
-        own = weights_of(weights, start, norms)
-        cut, start = cut + add_clipped(total, each, norms, clip, own), start + len(norms)
-    return [part.total for part in total], cut
+    return lambda some, truth, weights: clipped_sums(module, each, (some, truth), clip, weights)
 
 
 # A chunk of records is so many times as large as for other networks.
@@ -671,7 +618,7 @@ EXPONENT, SHORTEST = 0x7FF0000000000000, 2.0**-100
 
 
 def clipped_sums(
-    modules: nn.ModuleList,
+    modules: nn.Module,
     losses: Callable[..., Tensor],
     inputs: Sequence[Tensor],
     clip: float,
@@ -708,7 +655,7 @@ def clipped_sums(
         each, seen = _watched(modules, lambda: losses(*some))
         layers[:] = [(name, module) for name, module, _, _ in seen]
         covered = [
-            f"{name}.{part}" for name, module in layers for part, _ in module.named_parameters()
+            f"{name}{part}" for name, module in layers for part, _ in module.named_parameters()
         ]
         if sorted(covered) != sorted(parameters):
             raise ValueError(
@@ -743,11 +690,11 @@ def clipped_sums(
                 came, after = (part.masked_fill(odd[:, None], 0) for part in (came, after))
                 length = length.masked_fill(odd, 0)
             scaled = after * factors
-            sums[f"{name}.weight"].add_products(
+            sums[f"{name}weight"].add_products(
                 scaled, _in_single(came), _power_above(length), own, lengths
             )
             if module.bias is not None:
-                sums[f"{name}.bias"].add(scaled, own, lengths)
+                sums[f"{name}bias"].add(scaled, own, lengths)
     return {name: sum_.total for name, sum_ in sums.items()}, cut
 
 
@@ -805,5 +752,7 @@ def _watched(
     with ExitStack() as hooks:
         for name, module in modules.named_modules():
             if isinstance(module, nn.Linear):
-                hooks.callback(module.register_forward_hook(remember(name)).remove)
+                hooks.callback(
+                    module.register_forward_hook(remember(f"{name}." if name else "")).remove
+                )
         return work(), seen

@@ -4,7 +4,6 @@ scores; and a generator received at the end of a run, which the site keeps and e
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedsurrogate.common.errors import ConfigError, DataError, SurrogateError
+from fedsurrogate.common.errors import LOG, ConfigError, DataError, SurrogateError
 from fedsurrogate.common.extras import needed_for
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.models.classifiers import Classifier, Head, class_indices
@@ -138,10 +137,8 @@ def mix(
             f"{len(order)} training records cannot be split into training and validation "
             f"({validation:g})"
         )
-    kept, local = (
-        own.take(order[:held]),
-        head_on(own.take(order[held:]), shared.header, settings, seed),
-    )
+    kept = own.take(order[:held])
+    local = head_on(own.take(order[held:]), shared.header, settings, seed)
     mine, theirs = (model.scores(kept.features).softmax(1) for model in (local, shared))
     right = [((s * mine + (1 - s) * theirs).argmax(1) == kept.labels).sum() for s in SHARES]
     best = max(
@@ -287,9 +284,6 @@ def fidelity(real: Tensor, synthetic: Tensor, seed: int) -> dict[str, float]:
     return {"sliced": float(sliced), "sinkhorn": float(np.sqrt(max(0.0, float(divergence))))}
 
 
-log = logging.getLogger("fedsurrogate.site")
-
-
 def generators(node: NodeConfig) -> Path:
     """Folder of the generators of runs that the site took part in; files are named by Flower's
     number of the run.
@@ -332,18 +326,14 @@ def _judged(job: Job, generator: Generator) -> Info:
         generator.draw(labels, stream(job.run.settings.seed, "site", job.site)), labels
     )
     shared = head_on(synthetic, generator.header, job.run.settings.head, job.run.settings.seed)
-    metric_values = mix(
-        own,
-        shared,
-        job.run.settings.head,
-        job.run.settings.seed,
-        job.run.settings.baseline.validation,
-    ).metric_values(test)
+    settings = job.run.settings
+    mixture = mix(own, shared, settings.head, settings.seed, settings.baseline.validation)
+    metric_values = mixture.metric_values(test)
     like = generator.draw(test.labels, stream(job.run.settings.seed, "fidelity", job.site))
     if len(test.labels) > 1:
         metric_values |= fidelity(test.features, like, job.run.settings.seed)
     right = round(metric_values["accuracy-mixed"] * len(test.labels))
-    log.info(
+    LOG.info(
         "the site's own, synthetic and mixed heads: %s",
         {name: round(value, 4) for name, value in metric_values.items()},
     )

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -38,16 +37,14 @@ from fedsurrogate.common.privacy.gaussian_mechanism import (
     with_noise,
 )
 from fedsurrogate.common.privacy.mechanism import Mechanism
+from fedsurrogate.common.settings import DPCVAESettings
 from fedsurrogate.common.surrogates.class_sums import class_sums
 from fedsurrogate.common.wire.model_proto import pack_parameters
 
 from ...features.site_features import site_device
-from ..dp.record_gradients import Units, clipped_sums, noisy_mean
+from ..dp.record_gradients import NoisyMeans, Units, clipped_sums
 from ..job import Job, MethodOutput, SiteStatistic
 from ..local_training import batches
-
-if TYPE_CHECKING:
-    from fedsurrogate.common.settings import DPCVAESettings
 
 # Adam's settings in the paper's GAN.
 GAN_RATE, GAN_BETAS = 2e-4, (0.5, 0.999)
@@ -96,10 +93,8 @@ class CVAETrainer:
         Returns:
             Losses (n,).
         """
-        kinds, noise = (
-            one_hot(labels, len(self._decoder.means)).to(embeddings),
-            noise.to(embeddings),
-        )
+        kinds = one_hot(labels, len(self._decoder.means)).to(embeddings)
+        noise = noise.to(embeddings)
         missed, apart = elbo(self._encoder, self._decoder, embeddings, kinds, noise)
         return (missed + self._beta * apart) / embeddings.shape[1]
 
@@ -136,12 +131,10 @@ class GanTrainer:
         generator: torch.Generator,
     ) -> None:
         self.modules = nn.ModuleList([judge])
-        self._maker, self._discriminator, self._generator, self._size = (
-            maker,
-            judge,
-            generator,
-            settings.batch_size,
-        )
+        self._maker = maker
+        self._discriminator = judge
+        self._generator = generator
+        self._size = settings.batch_size
         self._shares = shares.double().clamp_min(0) + 1e-9
         self._critic = UncompiledAdam(judge.parameters(), lr=rate, betas=GAN_BETAS)
         self._made = UncompiledAdam(maker.parameters(), lr=rate, betas=GAN_BETAS)
@@ -199,33 +192,23 @@ def _unreal(judge: nn.Module, embeddings: Tensor, kinds: Tensor, real: float) ->
 
 def private_gradient(
     trainer: Trainer,
+    means: NoisyMeans,
     embeddings: Tensor,
     labels: Tensor,
-    clip: float,
-    noise_multiplier: float,
-    expected: float,
     weights: Tensor | None = None,
-) -> tuple[dict[str, Tensor], int, float]:
-    """The noisy mean of clipped gradients, see `noisy_mean`.
+) -> dict[str, Tensor]:
+    """The noisy mean of clipped gradients, by parameter.
 
     Args:
-        trainer: computes the losses.
-        embeddings: (n, d), of mean square one.
+        trainer: whose losses are taken.
+        means: adds the noise.
+        embeddings: of the records drawn, (n, d).
         labels: indices of classes, (n,).
-        clip: largest norm of one record's gradient, over all parameters.
-        noise_multiplier: standard deviation of the noise over the clip.
-        expected: divisor of the sum, a public number.
-        weights: of the records, (n,), see `units.Units`; None for one.
-
-    Returns:
-        The noisy sum of clipped gradients over `expected`, by name; the number of clipped ones; the
-        signal-to-noise ratio.
+        weights: of the records, (n,), see `Units`; None for one.
     """
     inputs = embeddings, labels, trainer.noise(len(labels)).to(embeddings)
-    total, cut = clipped_sums(trainer.modules, trainer.losses, inputs, clip, weights)
-    like = dict(trainer.modules.named_parameters())
-    mean, signal = noisy_mean(total, like, clip, noise_multiplier, expected)
-    return mean, cut, signal
+    total, cut = clipped_sums(trainer.modules, trainer.losses, inputs, means.clip, weights)
+    return means.mean(total, dict(trainer.modules.named_parameters()), cut, len(labels))
 
 
 def exact_gradient(trainer: Trainer, embeddings: Tensor, labels: Tensor) -> dict[str, Tensor]:
@@ -345,11 +328,9 @@ def generator_sums(job: Job) -> SiteStatistic:
     made = trained(job)
     tensors = {name: tensor.double() for name, tensor in made.reply.tensors.items()}
     if job.round > 1:
-        weight = (
-            max(1.0, float(made.sizes.sum().round()))
-            if job.run.settings.dpcvae.weights == "records"
-            else 1.0
-        )
+        weight = 1.0
+        if job.run.settings.dpcvae.weights == "records":
+            weight = max(1.0, float(made.sizes.sum().round()))
         tensors = {
             "records": torch.tensor([weight], dtype=torch.float64),
             "update": weight * flat(tensors),
@@ -431,12 +412,8 @@ def _first_round(
     shared = {name: sums[name].float() for name in chosen}
     records = 0 if run.settings.epsilon else len(labels)
     sizes = shared[COUNTS]
-    return Trained(
-        Parameters(job.header(classes), 1, shared, records, claim),
-        sizes,
-        facts,
-        _kept(job, companion, sizes),
-    )
+    reply = Parameters(job.header(classes), 1, shared, records, claim)
+    return Trained(reply, sizes, facts, _kept(job, companion, sizes))
 
 
 def _train_privately(
@@ -455,27 +432,12 @@ def _train_privately(
     embeddings, labels, units = data
     records = float(counts.clamp_min(0).sum())
     expected = max(1.0, settings.sample_rate * records if records else settings.batch_size)
-    clipped = drawn = 0
-    signal: list[float] = []
+    means = NoisyMeans(claim.clip, claim.noise_multiplier, expected)
     for _ in range(settings.private_steps):
         rows, weights = units.sample(settings.sample_rate)
         rows = rows.to(labels.device)
-        mean, cut, ratio = private_gradient(
-            trainer,
-            embeddings[rows],
-            labels[rows],
-            claim.clip,
-            claim.noise_multiplier,
-            expected,
-            weights,
-        )
-        trainer.step(mean)
-        clipped, drawn = clipped + cut, drawn + len(rows)
-        signal.append(ratio)
-    return {
-        "clip-fraction": clipped / max(1, drawn),
-        "signal-to-noise-gradients": sum(signal) / len(signal),
-    }
+        trainer.step(private_gradient(trainer, means, embeddings[rows], labels[rows], weights))
+    return means.facts()
 
 
 def _file(state: Path, round: int) -> Path:

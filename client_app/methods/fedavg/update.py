@@ -143,15 +143,8 @@ def _trained(job: Job, received: Parameters) -> Parameters:
         losses=_losses(run.objective),
         faster=_faster(objective, features),
     )
-    steps = train(
-        module,
-        features,
-        labels,
-        settings,
-        rate,
-        stream(run.settings.seed, job.site, job.round),
-        variant,
-    )
+    order = stream(run.settings.seed, job.site, job.round)
+    steps = train(module, features, labels, settings, rate, order, variant)
     moved: Tensors = {
         name: parameter.detach() - start[name] for name, parameter in module.named_parameters()
     }
@@ -334,15 +327,10 @@ def personal_accuracy(job: Job, model: Classifier, fit: Fit) -> tuple[int, int]:
         return model.accuracy(job.found.test.features, job.found.classes, job.found.test.labels)
     validation, rest = order[:held], order[held:]
     own = fit(model.framed(features[rest]), labels[rest], len(names))
-    share = _share(
-        own(model.framed(features[validation])),
-        model.scores(features[validation]).softmax(1),
-        labels[validation],
-    )
-    test, truth = (
-        job.found.test.features.float(),
-        class_indices(names, job.found.classes)[job.found.test.labels],
-    )
+    some = features[validation]
+    share = _share(own(model.framed(some)), model.scores(some).softmax(1), labels[validation])
+    test = job.found.test.features.float()
+    truth = class_indices(names, job.found.classes)[job.found.test.labels]
     if not len(truth):
         return 0, 0
     mixed = share * own(model.framed(test)) + (1 - share) * model.scores(test).softmax(1)
@@ -352,12 +340,8 @@ def personal_accuracy(job: Job, model: Classifier, fit: Fit) -> tuple[int, int]:
 def _share(own: Tensor, federated: Tensor, labels: Tensor) -> float:
     mixed = SHARES[:, None, None] * own + (1 - SHARES[:, None, None]) * federated
     right = (mixed.argmax(2) == labels).float().mean(1)
-    likely = (
-        mixed.gather(2, labels.expand(len(SHARES), -1)[:, :, None])
-        .clamp_min(1e-6)
-        .log()
-        .mean((1, 2))
-    )
+    true = mixed.gather(2, labels.expand(len(SHARES), -1)[:, :, None])
+    likely = true.clamp_min(1e-6).log().mean((1, 2))
     return float(SHARES[int((right + 1e-3 * torch.tanh(likely)).argmax())])
 
 

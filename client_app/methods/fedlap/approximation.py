@@ -8,8 +8,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save
@@ -30,19 +31,20 @@ from fedsurrogate.common.models.loss_landscape import (
 from fedsurrogate.common.models.networks import HEAD, embed, fresh, parameters_of, split_input
 from fedsurrogate.common.models.parameters import Parameters, Tensors
 from fedsurrogate.common.models.training_parts import Change, UncompiledSGD, draws
+from fedsurrogate.common.settings import FedLAPSettings
 from fedsurrogate.common.surrogates.surrogates import LARGEST_VALUE, Synthetic
 from fedsurrogate.common.wire.model_proto import pack_synthetic
+from fedsurrogate.common.wire.records import Info
 
 from ...features.site_features import site_device
 from ..dp.record_gradients import PrivateGradient, Units
 from ..job import Job, MethodOutput
 from ..local_training import network
 
-if TYPE_CHECKING:
-    from fedsurrogate.common.settings import FedLAPSettings
-
 # With this factor the default learning rate of images, which suits gradients, also suits means.
 SCALE = 0.1
+# The mismatch of synthetic and real gradients.
+Compare = Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]
 
 
 @dataclass(frozen=True)
@@ -53,15 +55,14 @@ class Statistic:
         real: of a site's records, by name.
         slope: its mismatch with the same of synthetic records, and the derivative of the mismatch
             by their values (n, ...); takes the network, its parameters, the synthetic records and
-            their change, the real statistic, the weight of the squared error, and the noise in the
-            real statistic.
+            their change, the real statistic, and how gradients are compared.
         by_class: whether a batch has `batch-size` records of each class, not of all classes
             together.
     """
 
     real: Callable[[nn.Module, Tensors, LandscapeRecords, Change], dict[str, Tensor]]
     slope: Callable[
-        [nn.Module, Tensors, LandscapeRecords, Change, Sequence[Tensor], float, float],
+        [nn.Module, Tensors, LandscapeRecords, Change, Sequence[Tensor], Compare],
         tuple[float, Tensor],
     ]
     by_class: bool = False
@@ -73,40 +74,24 @@ def gradient_slope(
     records: LandscapeRecords,
     change: Change,
     real: Sequence[Tensor],
-    mse_weight: float,
-    noise: float,
+    compare: Compare,
+    by_class: bool = False,
 ) -> tuple[float, Tensor]:
-    """`Statistic.slope` of the gradient of the loss."""
-    return matching_slope(
-        body, parameters, [records], change, lambda mine: mismatch(mine, real, mse_weight, noise)
-    )
+    """`Statistic.slope` of the gradient of the loss, or of the gradients of each class.
 
-
-def class_gradient_slope(
-    body: nn.Module,
-    parameters: Tensors,
-    records: LandscapeRecords,
-    change: Change,
-    real: Sequence[Tensor],
-    mse_weight: float,
-    noise: float,
-) -> tuple[float, Tensor]:
-    """`Statistic.slope` of the gradients of each class.
-
-    The mismatch is divided by the number of tensors. Without that, the steps of the images would
-    grow with the classes.
+    The mismatch of these is divided by the number of tensors. Without that, the steps of the images
+    would grow with the classes.
 
     Source: Zhao et al. 2021, algorithm 1, which matches by class.
     """
-    sets = [own for _, own in classes_of(records)]
-    difference, slope = matching_slope(
-        body,
-        parameters,
-        sets,
-        change,
-        lambda mine: mismatch(mine, real, mse_weight, noise) / len(mine),
-    )
-    return difference, slope[records.labels.argsort(stable=True).argsort()]
+    sets = [own for _, own in classes_of(records)] if by_class else [records]
+
+    def difference(mine: Sequence[Tensor]) -> Tensor:
+        wrong = compare(mine, real)
+        return wrong / len(mine) if by_class else wrong
+
+    wrong, slope = matching_slope(body, parameters, sets, change, difference)
+    return wrong, slope[records.labels.argsort(stable=True).argsort()] if by_class else slope
 
 
 def class_mean_slope(
@@ -115,8 +100,7 @@ def class_mean_slope(
     records: LandscapeRecords,
     change: Change,
     real: Sequence[Tensor],
-    mse_weight: float,
-    noise: float,
+    compare: Compare,
 ) -> tuple[float, Tensor]:
     """`Statistic.slope` of the means of each class: the mean squared distance over the means, times
     `SCALE`.
@@ -216,7 +200,9 @@ def _outputs(body: nn.Module, parameters: Tensors, values: Tensor) -> tuple[Tens
 
 
 GRADIENT = Statistic(gradient, gradient_slope)
-CLASS_GRADIENTS = Statistic(real_class_gradients, class_gradient_slope, by_class=True)
+CLASS_GRADIENTS = Statistic(
+    real_class_gradients, partial(gradient_slope, by_class=True), by_class=True
+)
 CLASS_MEANS = Statistic(real_class_means, class_mean_slope, by_class=True)
 
 
@@ -486,19 +472,6 @@ def effective_radius(
 MOMENTUM = 0.5
 
 
-class RealStatistic(Protocol):
-    """A statistic of a site's real records, such as their gradient: of all, of a batch, or private.
-
-    Attributes:
-        noise: standard deviation of it in every entry.
-    """
-
-    noise: float
-
-    def __call__(self, parameters: Tensors, change: Change) -> dict[str, Tensor]:
-        """One evaluation of the statistic."""
-
-
 @dataclass(frozen=True)
 class Matching:
     """Settings of the synthesis in a round.
@@ -543,7 +516,7 @@ def synthesise(
     body: nn.Module,
     model: Tensors,
     begin: LandscapeRecords,
-    real: RealStatistic,
+    real: Batches | PrivateGradient,
     matching: Matching,
     changes: Iterator[Change],
 ) -> tuple[LandscapeRecords, Synthesis]:
@@ -569,6 +542,7 @@ def synthesise(
     counts them.
     """
     synthesis, settings = Synthesis(), matching.settings
+    compare = partial(mismatch, mse_weight=matching.mse_weight, noise=real.noise)
     values = begin.values.clone().requires_grad_()
     optimiser = UncompiledSGD([values], lr=settings.image_learning_rate, momentum=MOMENTUM)
     for _ in range(settings.trajectories):
@@ -587,7 +561,7 @@ def synthesise(
                 for _ in range(settings.image_steps):
                     now = LandscapeRecords(values, begin.labels, begin.weights)
                     synthesis.last, values.grad = matching.statistic.slope(
-                        body, here, now, change, target, matching.mse_weight, real.noise
+                        body, here, now, change, target, compare
                     )
                     # A step that is not finite would destroy the result of all earlier steps.
                     if values.grad.isfinite().all():
@@ -604,32 +578,24 @@ def synthesise(
     return LandscapeRecords(values.detach(), begin.labels, begin.weights), synthesis
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """What a method of this family does. The default is FedLAP.
-
-    Attributes:
-        statistic: what synthetic records match.
-        starts: makes `Matching.start` for a round.
-        searches: whether the site looks for the effective radius; otherwise it reports the run's
-            trust radius.
-    """
-
-    statistic: Statistic = GRADIENT
-    starts: Callable[[Job], Callable[[Tensors], Tensors]] = lambda job: dict
-    searches: bool = True
-
-
-def approximate(job: Job, recipe: Recipe = Recipe()) -> MethodOutput:
+def approximate(
+    job: Job,
+    statistic: Statistic = GRADIENT,
+    start: Callable[[Tensors], Tensors] = dict,
+    searches: bool = True,
+) -> MethodOutput:
     """Make this round's synthetic records: FedLAP or, with a privacy budget, FedLAP-DP; other
-    methods by their recipe.
+    methods by what they match and where.
 
     With a budget a round uses the records only through private gradients. The steps of the images
     use nothing else; the labels are all classes of the run, and the radius is the run's setting.
 
     Args:
         job: the request, with the model.
-        recipe: of the method.
+        statistic: what synthetic records match.
+        start: as in `Matching`.
+        searches: whether the site looks for the effective radius; otherwise it reports the run's
+            trust radius.
 
     Raises:
         DataError: if no training record is left.
@@ -652,7 +618,7 @@ def approximate(job: Job, recipe: Recipe = Recipe()) -> MethodOutput:
         settings.augment, stream(run.settings.seed, "fedlap", job.site, job.round, "augment")
     )
     batches = stream(run.settings.seed, "fedlap", job.site, job.round)
-    looks: RealStatistic = Batches(body, real, settings.batch_size, batches, recipe.statistic)
+    looks: Batches | PrivateGradient = Batches(body, real, settings.batch_size, batches, statistic)
     if claim is not None:
         expected = settings.batch_size or 1
         units = Units.of(job.training_units(classes), len(labels))
@@ -660,10 +626,10 @@ def approximate(job: Job, recipe: Recipe = Recipe()) -> MethodOutput:
             body, real, claim.clip, claim.noise_multiplier, settings.sample_rate, expected, units
         )
     rate = settings.rate(job.round, run.rounds)
-    matching = Matching(settings, rate, settings.mse(private), recipe.statistic, recipe.starts(job))
+    matching = Matching(settings, rate, settings.mse(private), statistic, start)
     made, synthesis = synthesise(body, model, begin, looks, matching, changes)
     began = time.perf_counter()
-    searches = recipe.searches and not private
+    searches = searches and not private
     radius = _radius(job, body, model, made, real, synthesis) if searches else settings.trust_radius
     synthesis.seconds["radius-search"] = time.perf_counter() - began
     values = made.values.flatten(1).cpu().clamp(-LARGEST_VALUE, LARGEST_VALUE)
@@ -671,21 +637,16 @@ def approximate(job: Job, recipe: Recipe = Recipe()) -> MethodOutput:
     records = 0 if private else len(labels)
     answer = Synthetic(job.header(named), job.round, values, own, radius, records, claim)
     payload = pack_synthetic(answer)
-    kept = {
-        job.state / f"synthetic-{job.round}.safetensors": save(
-            {"values": values}, {"classes": "\n".join(named)}
-        )
-    }
+    stored = save({"values": values}, {"classes": "\n".join(named)})
+    kept = {job.state / f"synthetic-{job.round}.safetensors": stored}
     facts = {f"seconds-{name}": round(seconds, 3) for name, seconds in synthesis.seconds.items()}
     facts |= {"mismatch-first": synthesis.first, "mismatch-last": synthesis.last}
     if isinstance(looks, PrivateGradient):
         facts |= looks.facts()
-    timings = (
-        {}
-        if private
-        else {f"{name}-seconds": float(seconds) for name, seconds in synthesis.seconds.items()}
-    )
-    return MethodOutput(payload, claim, facts, {**timings}, kept)
+    timings: Info = {}
+    if not private:
+        timings |= {f"{name}-seconds": seconds for name, seconds in synthesis.seconds.items()}
+    return MethodOutput(payload, claim, facts, timings, kept)
 
 
 def _in_place(
@@ -695,19 +656,12 @@ def _in_place(
     site's device.
     """
     device = site_device(job.run.settings.device, job.node)
-    module = network(
-        job.run.settings.fedlap.kind,
-        features.shape[1],
-        len(received.header.classes),
-        received.tensors,
-    )
+    sizes = features.shape[1], len(received.header.classes)
+    module = network(job.run.settings.fedlap.kind, *sizes, received.tensors)
     body, values = split_input(module, features)
     model = {name: tensor.to(device) for name, tensor in received.tensors.items()}
-    return (
-        body.to(device),
-        LandscapeRecords.evenly(values.float().to(device), labels.to(device)),
-        model,
-    )
+    records = LandscapeRecords.evenly(values.float().to(device), labels.to(device))
+    return body.to(device), records, model
 
 
 def _begin(
@@ -756,33 +710,21 @@ def _radius(
     real: LandscapeRecords,
     synthesis: Synthesis,
 ) -> float:
-    settings, batch = (
-        job.run.settings.fedlap,
-        job.run.settings.fedlap.batch_size or len(real.labels),
-    )
+    settings = job.run.settings.fedlap
+    batch = job.run.settings.fedlap.batch_size or len(real.labels)
     work = synthesis.looks * (
         settings.image_steps * IMAGE_STEP * len(made.labels)
         + MODEL_STEP * min(batch, len(real.labels))
     )
     plain = settings.descent == "plain"
-    search = (
-        Search(settings.server_steps)
-        if plain
-        else Search.within(work, len(made.labels), len(real.labels), settings.server_steps)
-    )
+    search = Search(settings.server_steps)
+    if not plain:
+        search = Search.within(work, len(made.labels), len(real.labels), settings.server_steps)
     generator = stream(job.run.settings.seed, "fedlap", job.site, job.round, "radius")
     changes = draws(settings.augment, generator)
-    server = ServerWalk(
-        body,
-        model,
-        Descent(
-            settings.rate(job.round, job.run.rounds),
-            settings.server_steps,
-            settings.trust_radius,
-            plain,
-        ),
-        changes,
-    )
+    rate = settings.rate(job.round, job.run.rounds)
+    descent = Descent(rate, settings.server_steps, settings.trust_radius, plain)
+    server = ServerWalk(body, model, descent, changes)
     return effective_radius(server, made, real, search, generator)
 
 
@@ -799,7 +741,7 @@ def dsc(job: Job) -> MethodOutput:
     models: here all gradients are those at one model, and later rounds go on at the model that was
     learned.
     """
-    return approximate(job, Recipe(CLASS_GRADIENTS, searches=False))
+    return approximate(job, CLASS_GRADIENTS, searches=False)
 
 
 def feddm(job: Job) -> MethodOutput:
@@ -818,11 +760,11 @@ def feddm(job: Job) -> MethodOutput:
     is nearly always rho.
     """
 
-    def starts(job: Job) -> Callable[[Tensors], Tensors]:
-        generator = stream(job.run.settings.seed, "feddm", job.site, job.round)
-        return lambda model: perturbed(model, job.run.settings.fedlap.trust_radius, generator)
-
-    return approximate(job, Recipe(CLASS_MEANS, starts, searches=False))
+    generator = stream(job.run.settings.seed, "feddm", job.site, job.round)
+    radius = job.run.settings.fedlap.trust_radius
+    return approximate(
+        job, CLASS_MEANS, lambda model: perturbed(model, radius, generator), searches=False
+    )
 
 
 def psg(job: Job) -> MethodOutput:
@@ -837,11 +779,8 @@ def psg(job: Job) -> MethodOutput:
     Source: Chen et al. 2022, algorithm 1. Noise and accounting are those of FedLAP-DP.
     """
 
-    def starts(job: Job) -> Callable[[Tensors], Tensors]:
-        generator = stream(job.run.settings.seed, "psg", job.site, job.round)
-        return lambda model: _fresh(job, model, generator)
-
-    return approximate(job, Recipe(starts=starts, searches=False))
+    generator = stream(job.run.settings.seed, "psg", job.site, job.round)
+    return approximate(job, start=lambda model: _fresh(job, model, generator), searches=False)
 
 
 def perturbed(model: Tensors, radius: float, generator: torch.Generator) -> dict[str, Tensor]:

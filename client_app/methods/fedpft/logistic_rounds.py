@@ -17,35 +17,18 @@ from torch import Tensor
 from torch.nn.functional import linear, one_hot
 
 from fedsurrogate.common.errors import SurrogateError
-from fedsurrogate.common.methods.logistic_rounds import (
-    BIAS,
-    BINS,
-    BINS_OF_TWICE,
-    BOUND,
-    CENTRE,
-    CLIP,
-    CONSTANT,
-    FACTORS,
-    GAPS,
-    LENGTH,
-    PROJECTION,
-    WEIGHT,
-)
+from fedsurrogate.common.methods import logistic_rounds as logistic
 from fedsurrogate.common.methods.method import count
 from fedsurrogate.common.models.classifiers import class_indices
-from fedsurrogate.common.privacy.gaussian_mechanism import (
-    clip,
-    unit_weights,
-    weigh_mean_over_columns,
-)
+from fedsurrogate.common.privacy.gaussian_mechanism import clip, weigh_mean_over_columns
 from fedsurrogate.common.privacy.shares import OwnParts
 from fedsurrogate.common.surrogates.class_sums import coded_statistics
 from fedsurrogate.common.surrogates.mixtures import PublicMap
 from fedsurrogate.common.targets.target import CODE, RECORDS, SUMS, TOTALS
 
-from ...features.extraction import chunks, clipped_features, forget, written
+from ...features.extraction import chunks, written
 from ..dp.record_gradients import per_record
-from ..job import Job, SiteStatistic
+from ..job import Clipped, Job, SiteStatistic
 
 # Number of chunks of records whose features are in memory at a time.
 CHUNKS = 7
@@ -88,30 +71,27 @@ def bounded_round(job: Job) -> SiteStatistic:
     assert claim is not None
     classes = job.run.settings.classes
     labels = class_indices(classes, job.found.classes)[train.labels]
-    weights = unit_weights(train.units, len(labels)) * (labels >= 0)
     first = job.round == 1
     counts_lengths = first and not received.bound
     # Of a site without records, which sends zeros, no part has any.
     lengths = [torch.zeros(0, dtype=torch.float64)]
     weight = job.run.plan.mean_over_columns_weight(train.features.shape[1])
     change = _map_of(received.public, weight, lengths if counts_lengths else None)
-    features, _ = clipped_features(
-        train.features, received.bound if first else claim.clip, train.folder, change
-    )
-    done: list[Callable[[Tensor], None]] = [forget] if train.folder is not None else []
+    data = Clipped.of(train, received.bound if first else claim.clip, change)
+    weights = data.weights * (labels >= 0)
     if first:
         bounds = {name: claim.noise[name][1] for name in (RECORDS, TOTALS)}
         code = torch.ones(len(labels), 1, dtype=torch.float64)
         if counts_lengths:
             bounds, code = bounds | {CODE: claim.noise[CODE][1]}, in_bins(torch.cat(lengths))
-        made = coded_statistics(features, code, weights, bounds, *done)
+        made = coded_statistics(data.features, code, weights, bounds, *data.done)
         return SiteStatistic({each.name: each for each in made}, claim, classes)
-    features, labels = _with_constant(features, train.folder), labels.clamp_min(0)
-    head = torch.cat([received.weight, received.bias[:, None] / CONSTANT], 1)
+    features, labels = _with_constant(data.features, train.folder), labels.clamp_min(0)
+    head = torch.cat([received.weight, received.bias[:, None] / logistic.CONSTANT], 1)
     code, sure = residuals(features, labels, head), gaps(features, labels, head)
-    (sums,) = coded_statistics(features, code, weights, {SUMS: claim.noise[SUMS][1]}, *done)
-    (counted,) = coded_statistics(features, sure, weights, {CODE: claim.noise[GAPS][1]})
-    sums_and_gaps = {SUMS: sums, GAPS: replace(counted, name=GAPS)}
+    (sums,) = coded_statistics(features, code, weights, {SUMS: claim.noise[SUMS][1]}, *data.done)
+    (counted,) = coded_statistics(features, sure, weights, {CODE: claim.noise[logistic.GAPS][1]})
+    sums_and_gaps = {SUMS: sums, logistic.GAPS: replace(counted, name=logistic.GAPS)}
     return SiteStatistic(sums_and_gaps, claim, classes)
 
 
@@ -124,8 +104,8 @@ def with_constant(features: Tensor) -> Tensor:
     Returns:
         (n, k + 1), of norm at most one.
     """
-    constant = torch.full((len(features), 1), CONSTANT, dtype=torch.float64)
-    return torch.cat([features, constant], 1) / LENGTH
+    constant = torch.full((len(features), 1), logistic.CONSTANT, dtype=torch.float64)
+    return torch.cat([features, constant], 1) / logistic.LENGTH
 
 
 def in_bins(lengths: Tensor) -> Tensor:
@@ -143,8 +123,8 @@ def in_bins(lengths: Tensor) -> Tensor:
         [0, 32, 34, 63]
     """
     finite = lengths.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-    exponents = (BINS_OF_TWICE * finite.log2()).round() + BINS // 2
-    columns: Tensor = one_hot(exponents.clamp(0, BINS - 1).long(), BINS)
+    exponents = (logistic.BINS_OF_TWICE * finite.log2()).round() + logistic.BINS // 2
+    columns: Tensor = one_hot(exponents.clamp(0, logistic.BINS - 1).long(), logistic.BINS)
     return columns.double()
 
 
@@ -162,7 +142,7 @@ def residuals(features: Tensor, labels: Tensor, head: Tensor) -> Tensor:
     """
 
     def each(scores: Tensor, own: Tensor) -> Tensor:
-        return clip(own - scores.softmax(1), CLIP)[0]
+        return clip(own - scores.softmax(1), logistic.CLIP)[0]
 
     return _of_scores(each, "softmax residuals", features, labels, head)
 
@@ -181,15 +161,15 @@ def gaps(features: Tensor, labels: Tensor, head: Tensor) -> Tensor:
         In units of the range of a record's scores, (n, FACTORS), over the root of their number, and
         so of norm at most one.
     """
-    factors = torch.tensor(FACTORS, dtype=torch.float64)[:, None, None]
+    factors = torch.tensor(logistic.FACTORS, dtype=torch.float64)[:, None, None]
 
     def each(scores: Tensor, own: Tensor) -> Tensor:
         apart = (own - (factors * scores).softmax(2)) * scores
         range_ = scores.max(1).values - scores.min(1).values
         parts = apart.sum(2) / range_.clamp_min(1e-300)
-        return (parts.clamp(-1, 1) / math.sqrt(len(FACTORS))).T
+        return (parts.clamp(-1, 1) / math.sqrt(len(logistic.FACTORS))).T
 
-    return _of_scores(each, "gaps of scores", features, labels, head, len(FACTORS))
+    return _of_scores(each, "gaps of scores", features, labels, head, len(logistic.FACTORS))
 
 
 def _of_scores(
@@ -203,7 +183,7 @@ def _of_scores(
     """What follows from each record's scores (n, C) and one-hot class, float64; `count` columns, or as
     many as classes.
     """
-    scaled = head * LENGTH
+    scaled = head * logistic.LENGTH
 
     def alone(some: Tensor, classes: Tensor) -> list[Tensor]:
         return [each(linear(some, scaled), one_hot(classes, len(scaled)).double())]
@@ -262,9 +242,12 @@ def _received(job: Job) -> Received:
     shapes = {name: tuple(each.shape) for name, each in tensors.items()}
     if shapes != wanted:
         raise SurrogateError(f"a head and map of shapes {shapes}, expected {wanted}")
-    public, bound = PublicMap(tensors.get(PROJECTION), tensors[CENTRE]), float(tensors[BOUND])
+    public = PublicMap(tensors.get(logistic.PROJECTION), tensors[logistic.CENTRE])
+    bound = float(tensors[logistic.BOUND])
     if bound < 0 or (bound > 0) != bool(job.run.settings.fedpft.public):
         raise SurrogateError(
             f"a bound of {bound:g}; it is above zero where the run has public features, else zero"
         )
-    return Received(tensors[WEIGHT], tensors[BIAS], job.agreed(public, job.round > 1), bound)
+    return Received(
+        tensors[logistic.WEIGHT], tensors[logistic.BIAS], job.agreed(public, job.round > 1), bound
+    )

@@ -16,7 +16,7 @@ import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from fedsurrogate.client_app.diagnostics.site_checks import check_site
-from fedsurrogate.client_app.governance.entries import Release
+from fedsurrogate.client_app.governance.budget import Release
 from fedsurrogate.client_app.governance.gate import Gate
 from fedsurrogate.client_app.governance.ledger import Ledger
 from fedsurrogate.client_app.governance.policy import Policy

@@ -17,8 +17,9 @@ from filelock import FileLock
 from PIL import Image
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks.harness.site_data import clipped
 from fedsurrogate.client_app.features.site_features import load_site
-from fedsurrogate.client_app.governance.entries import Release
+from fedsurrogate.client_app.governance.budget import Release
 from fedsurrogate.client_app.governance.gate import Gate, open_ledger
 from fedsurrogate.client_app.governance.policy import (
     DEFAULT,
@@ -28,7 +29,7 @@ from fedsurrogate.client_app.governance.policy import (
     policy_of,
 )
 from fedsurrogate.client_app.governance.work_limits import REQUESTS_FILE, check_size, check_work
-from fedsurrogate.client_app.methods.fedpft.surrogate import Clipped, dp_em
+from fedsurrogate.client_app.methods.fedpft.surrogate import dp_em
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.client_app.requests import answer
 from fedsurrogate.common.errors import (
@@ -389,7 +390,7 @@ def test_dp_em_holds_no_table_of_records_and_components_of_all_classes() -> None
     claim = run.mechanism
     assert claim is not None
     labels = torch.arange(count) % classes
-    data = Clipped.of(torch.randn(count, 2), labels)
+    data = clipped(torch.randn(count, 2), labels)
     largest = Largest()
     with largest:
         dp_em(data, classes, components, claim, torch.Generator())

@@ -22,10 +22,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from benchmarks.harness.site_data import clipped
 from fedsurrogate.client_app.methods.dp import record_gradients
 from fedsurrogate.client_app.methods.dp.record_gradients import clipped_sum, clipped_sums
 from fedsurrogate.client_app.methods.dpcvae.training import CVAETrainer, GanTrainer, Trainer
-from fedsurrogate.client_app.methods.fedpft.surrogate import Clipped, unchanged
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.models.generators import fresh_companion, fresh_generator
 from fedsurrogate.common.models.loss_landscape import LandscapeRecords
@@ -36,6 +36,7 @@ from fedsurrogate.common.privacy.gaussian_mechanism import weigh_mean_over_colum
 from fedsurrogate.common.privacy.shares import KEPT, REMOVED
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.class_sums import statistics
+from fedsurrogate.common.surrogates.mixtures import PublicMap
 
 CLIP_KEYS = ("fedavg.clip", "fedlap.clip", "dpcvae.clip", "fedpft.clip")
 KINDS = [("linear", 7), ("mlp", 7), ("convnet", 16)]
@@ -83,15 +84,6 @@ def resized(module: nn.Module, power: float) -> nn.Module:
     return module
 
 
-def opacus_sum(module: nn.Module, features: Tensor, labels: Tensor, clip: float) -> SumOf:
-    from opacus import GradSampleModule
-
-    sampled = GradSampleModule(module, loss_reduction="sum")
-    return lambda rows: flat(
-        record_gradients._clipped_sum(sampled, features[rows], labels[rows], clip)[0]
-    )
-
-
 def linear_sum(module: nn.Module, features: Tensor, labels: Tensor, clip: float) -> SumOf:
     modules = nn.ModuleList([module])
 
@@ -112,7 +104,7 @@ def fedlap_sum(module: nn.Module, features: Tensor, labels: Tensor, clip: float)
     return lambda rows: flat(
         clipped_sum(
             body, tensors, LandscapeRecords.evenly(inner[rows], labels[rows]), clip, change
-        )[0]
+        )[0].values()
     )
 
 
@@ -153,7 +145,7 @@ def check_every_record(of: SumOf, count: int, clip: float) -> None:
 @pytest.mark.parametrize(
     ("way", "kind", "inputs"),
     [
-        *((way, *kind) for way in (opacus_sum, fedlap_sum) for kind in KINDS),
+        *((fedlap_sum, *kind) for kind in KINDS),
         *((linear_sum, *kind) for kind in KINDS if kind[0] != "convnet"),
     ],
 )
@@ -257,16 +249,15 @@ def check_alone_and_among_others(of: SumOf, count: int) -> None:
             assert torch.equal(of(some), alone[some].sum(0))
 
 
-@pytest.mark.parametrize("way", [opacus_sum, fedlap_sum])
 @pytest.mark.parametrize(("kind", "inputs", "width"), NETWORKS)
 def test_no_record_changes_what_another_contributes_to_a_network(
-    way: Any, kind: Any, inputs: int, width: int
+    kind: Any, inputs: int, width: int
 ) -> None:
     generator = torch.Generator().manual_seed(1)
     features = torch.randn(75, inputs, generator=generator)
     features = (features + torch.roll(features, inputs // 2, 1)) / 2
     module = cancelling(fresh(kind, inputs, 3, width))
-    check_alone_and_among_others(way(module, features, torch.arange(75) % 3, 0.1), 75)
+    check_alone_and_among_others(fedlap_sum(module, features, torch.arange(75) % 3, 0.1), 75)
 
 
 @pytest.mark.parametrize(
@@ -300,7 +291,10 @@ def test_no_record_changes_what_another_contributes_to_a_generator(
 
 @pytest.mark.parametrize(
     "change",
-    [unchanged, *(partial(weigh_mean_over_columns, weight=each) for each in (KEPT, REMOVED))],
+    [
+        PublicMap().apply,
+        *(partial(weigh_mean_over_columns, weight=each) for each in (KEPT, REMOVED)),
+    ],
 )
 @pytest.mark.parametrize("family", ["spherical", "diag", "full"])
 @searched
@@ -337,7 +331,7 @@ def test_of_class_sums_and_second_moments(
     for rows in (5, 5 + own):
         every = torch.cat([others, features])[:rows]
         whose = units[:rows] if units else None
-        data = Clipped.of(every, labels[:rows], whose, norm, change)
+        data = clipped(every, labels[:rows], whose, norm, change)
         found.append(statistics(data.features, data.labels, data.weights, 2, family))
     for less, more in zip(*found, strict=True):
         assert not too_far(less.value, more.value, less.bound), less.name
@@ -349,7 +343,7 @@ MILLION = 1_000_000
 @pytest.mark.parametrize(
     ("way", "clip"),
     [
-        ("private_training", 1e-6),
+        ("private_gradients", 1e-6),
         ("private_gradients", 0.7),
         ("clipped_linear", 1e-6),
         ("clipped_linear", 0.7),
@@ -367,12 +361,8 @@ def test_among_a_million_others(monkeypatch: pytest.MonkeyPatch, way: str, clip:
     with torch.no_grad():
         layer.weight.copy_(torch.tensor([[0.0], [1e6]]))
         layer.bias.zero_()
-    if way == "private_training":
-        of = opacus_sum(layer, features, labels, clip)
-    elif way == "private_gradients":
-        of = fedlap_sum(layer, features, labels, clip)
-    else:
-        of = linear_sum(layer, features, labels, clip)
+    sum_of = fedlap_sum if way == "private_gradients" else linear_sum
+    of = sum_of(layer, features, labels, clip)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         sums = [of(torch.arange(MILLION + more)) for more in range(3)]
@@ -388,7 +378,7 @@ def test_of_class_sums_among_a_million_others() -> None:
     units = [*map(str, range(MILLION)), "p", "p", "p"]
     found = []
     for rows in (MILLION, MILLION + 3):
-        data = Clipped.of(features[:rows], labels[:rows], units[:rows])
+        data = clipped(features[:rows], labels[:rows], units[:rows])
         found.append(statistics(data.features, data.labels, data.weights, 1, "full"))
     for less, more in zip(*found, strict=True):
         assert not too_far(less.value, more.value, 1.0), less.name

@@ -107,7 +107,7 @@ def test_lira_on_heads_of_500_records_is_as_strong_as_its_authors_estimator(
         seen.append(trials)
         return lira(trials)
 
-    monkeypatch.setattr(release_audit, "lira", recorded)
+    monkeypatch.setattr(release_audit.membership, "lira", recorded)
     found = attacked(node, 64, method="average", **{"head.min-steps": 200, "head.epochs": 1})
     (trials,) = seen
     reference = float(roc_auc_score(trials.members.ravel(), of_the_authors(trials).ravel()))

@@ -19,9 +19,8 @@ from torch import Tensor
 
 from fedsurrogate.client_app.datasets.left_out import LeftOut
 from fedsurrogate.client_app.datasets.partition import share
-from fedsurrogate.client_app.datasets.records import Records
-from fedsurrogate.client_app.datasets.table_records import pooled
-from fedsurrogate.client_app.features.extraction import PIECE, Bags
+from fedsurrogate.client_app.datasets.records import Records, pooled
+from fedsurrogate.client_app.features.extraction import PIECE, means_of
 from fedsurrogate.client_app.features.site_features import SiteFeatures, load_site
 from fedsurrogate.client_app.governance.release import without_records
 from fedsurrogate.client_app.node_config import parse_node_config
@@ -272,8 +271,8 @@ def test_a_slide_is_pooled_in_chunks_whatever_its_size() -> None:
     dimension = 1024
     # One row of which all are views: a slide of 50,000 patches takes no memory here.
     x: Any = Watched(torch.ones(1, dimension).expand(50_000, dimension))
-    bags = Bags((torch.arange(50_000),), torch.ones(50_000, dtype=torch.bool))
-    assert bags.means(x, torch.tensor([0]), 1.0).eq(1).all()
+    every = torch.ones(50_000, dtype=torch.bool)
+    assert means_of(x, [torch.arange(50_000)], every, 1.0).eq(1).all()
     assert 0 < x.most <= PIECE // dimension
 
 

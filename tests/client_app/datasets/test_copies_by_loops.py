@@ -20,9 +20,8 @@ from fedsurrogate.client_app.datasets.images import (
     same_rows,
     without_leaks,
 )
-from fedsurrogate.client_app.datasets.left_out import LeftOut
+from fedsurrogate.client_app.datasets.left_out import FolderWalk, LeftOut
 from fedsurrogate.client_app.datasets.records import Records
-from fedsurrogate.client_app.datasets.system_files import FolderWalk
 from fedsurrogate.common.data_report import Loss
 
 # Alike in size and in their middle, but for one byte, which is before it, in it, or behind it.

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedsurrogate.client_app.datasets.image_facts import of_bytes, of_dicom, of_file, of_pixels
+from fedsurrogate.client_app.datasets.images import of_bytes, of_dicom, of_file, of_pixels
 from fedsurrogate.common.image_histograms import AXES, TURNED, UPRIGHT
 from tests.dicom_files import image, save
 from tests.strategies.counting.image_hospitals import drawn

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from fedsurrogate.client_app.audit.disclosure import check_run
 from fedsurrogate.client_app.datasets.dataset import DataSource, load
 from fedsurrogate.client_app.diagnostics.site_checks import check_site
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures, load_site
@@ -17,7 +18,6 @@ from fedsurrogate.client_app.governance.policy import policy_of
 from fedsurrogate.client_app.governance.release import FALLBACK, with_records, without_records
 from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
 from fedsurrogate.client_app.offline.answers import release_to
-from fedsurrogate.client_app.offline.run_check import check_run
 from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.security.documents import Request

@@ -22,6 +22,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+from fedsurrogate.client_app.audit.disclosure import check_run
 from fedsurrogate.client_app.cli import main as cli
 from fedsurrogate.client_app.cli.approve import approve
 from fedsurrogate.client_app.diagnostics.connection_checks import Finding, Link, check_link
@@ -39,7 +40,6 @@ from fedsurrogate.client_app.governance.ledger import one_run
 from fedsurrogate.client_app.governance.release import entry
 from fedsurrogate.client_app.methods.job import MethodOutput
 from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
-from fedsurrogate.client_app.offline.run_check import check_run
 from fedsurrogate.client_app.processes.supervisor import looked_at
 from fedsurrogate.common.errors import BudgetError, ConfigError
 from fedsurrogate.common.run import parse_run

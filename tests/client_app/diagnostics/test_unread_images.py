@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedsurrogate.client_app.diagnostics.simulation_checks import check_records
+from fedsurrogate.client_app.diagnostics.first_look import check_records
 from fedsurrogate.common.run import Run, parse_run
 
 SIZE = 12

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from benchmarks.harness.site_data import clipped
 from fedsurrogate.client_app.features.device_processes import Part
 from fedsurrogate.client_app.features.extraction import SHARD, ShardWriter, written
 from fedsurrogate.client_app.features.site_features import load_site
 from fedsurrogate.client_app.governance.policy import policy_of
-from fedsurrogate.client_app.methods.fedpft.surrogate import Clipped, noisy_sums
-from fedsurrogate.client_app.methods.job import Job
+from fedsurrogate.client_app.methods.fedpft.surrogate import noisy_sums
+from fedsurrogate.client_app.methods.job import Clipped, Job
 from fedsurrogate.client_app.methods.sums import class_moments, message
 from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.common.run import Run, parse_run
@@ -39,6 +41,7 @@ IMAGES = 6 * SHARD
 WORK = """
 import logging
 import sys
+from dataclasses import replace
 from pathlib import Path
 logging.basicConfig(level=logging.INFO)
 from fedsurrogate.client_app.features.site_features import load_site
@@ -246,10 +249,8 @@ def test_private_sums_of_features_in_a_file_are_those_in_memory_bit_for_bit(
     found = []
     for job in tasks(data, parse_run({})):
         train = job.found.train
-        clipped = Clipped.of(
-            train.features, train.labels, None, 0.0, lambda rows: rows - 0.1, train.folder
-        )
-        found.append(statistics(clipped.features, clipped.labels, clipped.weights, 3, family))
+        made = Clipped.of(replace(train, units=None), 0.0, lambda rows: rows - 0.1)
+        found.append(statistics(made.features, made.labels, made.weights, 3, family))
     for ours, theirs in zip(*found, strict=True):
         assert torch.equal(ours.value, theirs.value)
 
@@ -276,6 +277,6 @@ def test_noisy_sums_leave_no_mapped_features_in_memory(family: str, tmp_path: Pa
     )
     claim = run.mechanism_for("record", "")
     assert claim is not None
-    data = Clipped.of(features, labels, norm=1.0, folder=tmp_path)
+    data = clipped(features, labels, norm=1.0, folder=tmp_path)
     noisy_sums(data, 3, family, claim)
     assert resident(tmp_path) < 0.1 * data.features.nbytes

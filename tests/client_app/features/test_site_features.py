@@ -21,7 +21,7 @@ from fedsurrogate.client_app.datasets.dataset import Dataset
 from fedsurrogate.client_app.datasets.left_out import NoRecordsError, SourceError
 from fedsurrogate.client_app.datasets.partition import SiteShare
 from fedsurrogate.client_app.features import site_features
-from fedsurrogate.client_app.features.extraction import Bags, Features
+from fedsurrogate.client_app.features.extraction import Features
 from fedsurrogate.client_app.features.site_features import (
     check_addressee,
     examples_of,
@@ -346,7 +346,7 @@ def test_lost_images_of_bags_are_a_warning() -> None:
     found = features(2, set(), set())
     assert with_lost_images(report, found) is report
     for ok, words in (([True] * 3, None), ([False, True, False], "2 images cannot be read")):
-        own = Features(found.x, found.ok, "f", 0.0, False, Bags((), torch.tensor(ok)))
+        own = Features(found.x, found.ok, "f", 0.0, False, (), torch.tensor(ok))
         made = with_lost_images(report, own)
         assert made.warnings[0] == "first"
         warning = f"{words}, and are left out of their bags"

@@ -5,8 +5,7 @@ import signal
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from fedsurrogate.client_app.governance.budget import Budget
-from fedsurrogate.client_app.governance.entries import Release
+from fedsurrogate.client_app.governance.budget import Budget, Release
 from fedsurrogate.client_app.governance.ledger import Ledger
 from fedsurrogate.common.errors import BudgetError, LedgerError
 from fedsurrogate.common.privacy.accounting import GaussianEvent

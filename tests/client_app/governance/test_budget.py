@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from fedsurrogate.client_app.governance.budget import (
     Budget,
+    Release,
     check_budget,
     closed,
     runs_left,
     spent,
 )
-from fedsurrogate.client_app.governance.entries import Release
 from fedsurrogate.common.errors import BudgetError, PolicyError
 from fedsurrogate.common.privacy.accounting import (
     GaussianEvent,

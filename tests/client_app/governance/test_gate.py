@@ -13,8 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedsurrogate.client_app.governance.budget import Budget, check_budget
-from fedsurrogate.client_app.governance.entries import Release
+from fedsurrogate.client_app.governance.budget import Budget, Release, check_budget
 from fedsurrogate.client_app.governance.gate import Gate, open_gate
 from fedsurrogate.client_app.governance.ledger import Ledger
 from fedsurrogate.client_app.governance.policy import DEFAULT, PUBLIC_DATA, Policy

@@ -12,13 +12,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fedsurrogate.client_app.audit.disclosure import check_run
 from fedsurrogate.client_app.datasets.left_out import CAUSES, SYSTEM, AcceleratorError, cause_of
 from fedsurrogate.client_app.diagnostics.site_checks import check_site
 from fedsurrogate.client_app.features.site_features import SiteFeatures
 from fedsurrogate.client_app.governance import release
 from fedsurrogate.client_app.governance.release import FALLBACK, why_held, with_records
 from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
-from fedsurrogate.client_app.offline.run_check import check_run
 from fedsurrogate.common.errors import DataError, LedgerError
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.wire.records import to_record

@@ -18,8 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.client_app.governance import ledger as module
-from fedsurrogate.client_app.governance.budget import Budget
-from fedsurrogate.client_app.governance.entries import Release, events_of
+from fedsurrogate.client_app.governance.budget import Budget, Release, events_of
 from fedsurrogate.client_app.governance.gate import Gate
 from fedsurrogate.client_app.governance.ledger import CheckLog, Ledger
 from fedsurrogate.client_app.governance.release import charge_and_release

@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsurrogate.client_app.governance import release as module
-from fedsurrogate.client_app.governance.budget import Budget
-from fedsurrogate.client_app.governance.entries import Release
+from fedsurrogate.client_app.governance.budget import Budget, Release
 from fedsurrogate.client_app.governance.gate import Gate
 from fedsurrogate.client_app.governance.ledger import Ledger
 from fedsurrogate.client_app.governance.policy import Policy

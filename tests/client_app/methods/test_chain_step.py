@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
-from fedsurrogate.client_app.methods.chain_step import kept_head, pass_on
+from fedsurrogate.client_app.methods.evaluation import kept_head, pass_on
 from fedsurrogate.client_app.methods.job import Job, MethodOutput
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.client_app.offline.keys import private_key

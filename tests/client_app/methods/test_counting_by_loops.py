@@ -36,7 +36,7 @@ from fedsurrogate.client_app.methods.counting import (
     large_topics,
 )
 from fedsurrogate.client_app.methods.job import Job
-from fedsurrogate.client_app.methods.sums import CodedRecords, exact_sums, in_block
+from fedsurrogate.client_app.methods.sums import exact_sums, in_block
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import SurrogateError, norm_of_ones
 from fedsurrogate.common.image_histograms import HISTOGRAMS, Histogram
@@ -157,19 +157,21 @@ def test_a_survey_counts_records_of_the_runs_classes_and_under_privacy_a_patient
 
 
 @st.composite
-def coded(draw: st.DrawFn) -> CodedRecords:
+def coded(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
     count, wide = draw(st.integers(1, 9)), draw(st.integers(1, 3))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 9999)))
     features = 100 + torch.randn(count, 4, generator=generator)
-    return CodedRecords(features, torch.randn(count, wide, generator=generator).double())
+    return features, torch.randn(count, wide, generator=generator).double()
 
 
 @few
 @given(coded(), st.booleans())
-def test_sums_of_a_code_are_added_record_by_record(own: CodedRecords, centred: bool) -> None:
-    features, code = own.features.double(), own.code
+def test_sums_of_a_code_are_added_record_by_record(
+    own: tuple[Tensor, Tensor], centred: bool
+) -> None:
+    features, code = own[0].double(), own[1]
     centre = features.mean(0) if centred else None
-    found = exact_sums(own, centre)
+    found = exact_sums(*own, centre)
     around = features - (features.mean(0) if centred else 0)
     apart = code - (code.mean(0) if centred else 0)
     squares, products, sums = (
@@ -200,8 +202,10 @@ def upper(matrix: Tensor) -> Tensor:
 
 @few
 @given(coded(), st.integers(1, 3), st.integers(0, 2))
-def test_a_site_adds_to_its_own_block_only(own: CodedRecords, blocks: int, block: int) -> None:
-    before = exact_sums(own, None)
+def test_a_site_adds_to_its_own_block_only(
+    own: tuple[Tensor, Tensor], blocks: int, block: int
+) -> None:
+    before = exact_sums(*own, None)
     found = in_block(before, block % blocks, blocks)
     assert found.keys() == before.keys()
     for name, value in before.items():

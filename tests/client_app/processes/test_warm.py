@@ -112,7 +112,7 @@ def started(folder: Path, **variables: str) -> Iterator[Tasks]:
     """Tasks of a warm process that ends with them."""
     with pytest.MonkeyPatch.context() as patch:
         # Another program may install something during a test.
-        patch.setattr(app_process, "installed", lambda: (0,))
+        patch.setattr(app_process.own_account, "installed", lambda: (0,))
         patch.setenv("PYTHONPATH", str(APP_FOLDER))
         # As many threads as a library wants.
         patch.delenv("OMP_NUM_THREADS", raising=False)
@@ -292,7 +292,7 @@ def test_a_new_version_is_used_from_the_next_task_on(
 ) -> None:
     before = tasks.result()[2]
     assert tasks.result()[2] == before
-    monkeypatch.setattr(app_process, "installed", lambda: (1,))
+    monkeypatch.setattr(app_process.own_account, "installed", lambda: (1,))
     assert tasks.result()[2] not in (before, os.getpid())
     until(lambda: _ended(before))
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from fedsurrogate.client_app.audit.disclosure import check_run
 from fedsurrogate.client_app.diagnostics.first_look import first_look
 from fedsurrogate.client_app.governance.gate import open_ledger
 from fedsurrogate.client_app.governance.ledger import own_ledger
 from fedsurrogate.client_app.node_config import packages_of, parse_node_config
-from fedsurrogate.client_app.offline.run_check import check_run
 from fedsurrogate.common.backbones.backbone_names import LIBRARIES
 from fedsurrogate.common.errors import PUBLIC_SENTENCES, PackageError, RunError
 from fedsurrogate.common.extras import (
@@ -65,10 +65,10 @@ def test_a_missing_package_gives_one_error_with_its_user_and_its_command(
 def test_an_installed_package_is_no_error_and_is_not_imported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.delitem(sys.modules, "opacus", raising=False)
-    check_installed("opacus", "this test")
-    assert is_installed("opacus")
-    assert "opacus" not in sys.modules
+    monkeypatch.delitem(sys.modules, "pyarrow", raising=False)
+    check_installed("pyarrow", "this test")
+    assert is_installed("pyarrow")
+    assert "pyarrow" not in sys.modules
     with needed_for("this test"):
         import pydicom
     assert pydicom
@@ -108,27 +108,12 @@ def test_packages_that_settings_need_are_in_the_table_of_extras() -> None:
         ({"backbone": "timm:resnet18"}, "slides", True, ["h5py"]),
         ({"method": "dpcvae"}, "digits", True, ["ot"]),
         ({"method": "dpcvae"}, "digits", False, []),
-        # Clipped gradients of linear layers need no gradient of a single record.
-        ({"method": "dp-fedavg"} | PRIVATE, "digits", True, []),
-        ({"method": "dp-fedprox", "fedavg.model": "mlp"} | PRIVATE, "digits", True, []),
-        ({"method": "dp-fedprox", "fedavg.model": "convnet"} | PRIVATE, "digits", True, ["opacus"]),
+        ({"method": "dp-fedprox", "fedavg.model": "convnet"} | PRIVATE, "digits", True, []),
         (
             {"method": "dp-fedavg", "secure-aggregation": True, "sites": 3} | PRIVATE,
             "digits",
             True,
             [],
-        ),
-        (
-            {
-                "method": "dp-fedavg",
-                "secure-aggregation": True,
-                "sites": 3,
-                "fedavg.model": "convnet",
-            }
-            | PRIVATE,
-            "digits",
-            True,
-            ["opacus"],
         ),
     ],
 )
@@ -232,19 +217,18 @@ def test_a_site_does_not_join_and_its_doctor_fails_without_the_package_of_its_da
     assert install_command("dicom") in finding["found"]
     # A run's own needs are checked where its settings are given.
     node = f'data="digits" state-dir="{tmp_path}/state" cache-dir="{tmp_path}/cache"'
-    run = 'method="dp-fedavg" fedavg.model="convnet" epsilon=1.0 delta=1e-5'
-    run += ' classes="0,1,2,3,4,5,6,7,8,9"'
-    with hidden("opacus"):
+    run = 'method="dpcvae"'
+    with hidden("ot"):
         commands.site(monkeypatch, "doctor", "--node-config", node, "--json", "--run-config", run)
     (finding,) = (
         each for each in json.loads(capsys.readouterr().out) if each["what"] == "packages"
     )
-    assert (finding["state"], "method = 'dp-fedavg'" in finding["found"]) == ("FAIL", True)
+    assert (finding["state"], "method = 'dpcvae'" in finding["found"]) == ("FAIL", True)
     commands.site(monkeypatch, "doctor", "--node-config", node, "--json", "--run-config", run)
     (finding,) = (
         each for each in json.loads(capsys.readouterr().out) if each["what"] == "packages"
     )
-    assert (finding["state"], finding["found"]) == ("PASS", "opacus")
+    assert (finding["state"], finding["found"]) == ("PASS", "ot")
 
 
 def test_a_simulation_runs_in_this_process_and_needs_ray_only_where_flowers_is_asked_for(

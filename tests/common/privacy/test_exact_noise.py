@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from benchmarks.harness.site_data import clipped
 from fedsurrogate.client_app.methods.dp.record_gradients import add_clipped, norms_of, sums_like
-from fedsurrogate.client_app.methods.fedpft.surrogate import Clipped
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.privacy import gaussian_mechanism
 from fedsurrogate.common.privacy.accounting import GaussianEvent, epsilon_spent, gaussian_epsilon
@@ -141,7 +141,7 @@ def test_one_unit_moves_the_integers_of_class_sums_by_at_most_the_bound(
     units = [*map(str, range(n)), *("p" * own)] if patients else None
     found = []
     for rows in (n, n + own):
-        data = Clipped.of(features[:rows], labels[:rows], units[:rows] if units else None)
+        data = clipped(features[:rows], labels[:rows], units[:rows] if units else None)
         found.append(statistics(data.features, data.labels, data.weights, 2, family))
     for less, more in zip(*found, strict=True):
         assert not moves(more, less), more.name

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsurrogate.client_app.methods.fedpft.surrogate import SiteData, make_surrogate
+from benchmarks.harness.site_data import SiteData, make_surrogate
 from fedsurrogate.common.errors import RunError, SurrogateError
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.class_sums import Sums, lengths

@@ -12,8 +12,7 @@ from typer.testing import CliRunner
 
 import fedsurrogate as fs
 from fedsurrogate.client_app.cli.join import check_settings
-from fedsurrogate.client_app.diagnostics.first_look import first_look
-from fedsurrogate.client_app.diagnostics.simulation_checks import check_records
+from fedsurrogate.client_app.diagnostics.first_look import check_records, first_look
 from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
 from fedsurrogate.common.costs import check_payload, payload_bytes
 from fedsurrogate.common.errors import ConfigError, DataError

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fedsurrogate.client_app.diagnostics.simulation_checks import check_records
+from fedsurrogate.client_app.diagnostics.first_look import check_records
 from fedsurrogate.client_app.features import site_features
 from fedsurrogate.client_app.features.site_features import load_site, warning_of
 from fedsurrogate.client_app.node_config import NodeConfig

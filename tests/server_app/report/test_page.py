@@ -232,7 +232,10 @@ def test_flower_packs_every_template() -> None:
     )
     folders_of_templates = [
         TEMPLATES.resolve(),
-        *(ROOT / folder / "templates" for folder in ("common/pages", "server_app/export")),
+        *(
+            ROOT / folder / "templates"
+            for folder in ("common/pages", "client_app/audit", "server_app/export")
+        ),
     ]
     tables = {f"server_app/runs/{name}.toml" for name in ("covers", "impact")}
     tables.add("common/renamed.toml")

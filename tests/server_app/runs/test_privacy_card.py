@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedsurrogate.client_app.methods.fedpft.surrogate import SiteData, make_surrogate
+from benchmarks.harness.site_data import SiteData, make_surrogate
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.privacy.accounting import gaussian_epsilon, gaussian_noise_multiplier
 from fedsurrogate.common.privacy.mechanism import NOT_COVERED

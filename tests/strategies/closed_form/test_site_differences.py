@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedsurrogate.client_app.methods.fedpft.surrogate import SiteData, make_surrogate
+from benchmarks.harness.site_data import SiteData, make_surrogate
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate
 from fedsurrogate.strategies.closed_form.solvers import SiteDifferences, balanced_ridge, ridge

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.harness.site_data import SiteData, make_surrogate
 from fedsurrogate.client_app.governance.work_limits import NO_LIMITS, SiteLimits
-from fedsurrogate.client_app.methods.fedpft.surrogate import SiteData, make_surrogate
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.methods.fedpft import (
     AUTO_RANK,

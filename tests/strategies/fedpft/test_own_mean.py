@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import fedsurrogate as fs
-from fedsurrogate.client_app.methods.fedpft.surrogate import SiteData, make_surrogate
+from benchmarks.harness.site_data import SiteData, make_surrogate
 from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.models.classifiers import Head

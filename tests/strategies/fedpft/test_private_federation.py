@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from fedsurrogate.client_app.methods.fedpft.surrogate import SiteData, make_surrogate
+from benchmarks.harness.site_data import SiteData, make_surrogate
 from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.surrogates import SumsSurrogate

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import Tensor
 
-from fedsurrogate.client_app.methods.fedpft.surrogate import SiteData, make_surrogate
+from benchmarks.harness.site_data import SiteData, make_surrogate
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.privacy.gaussian_mechanism import clip
 from fedsurrogate.common.run import parse_run

@@ -17,7 +17,7 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import Tensor
 
 import fedsurrogate as fs
-from fedsurrogate.client_app.methods.sums import CodedRecords, exact_sums, in_block
+from fedsurrogate.client_app.methods.sums import exact_sums, in_block
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings.base import Scalar
 from fedsurrogate.common.targets.labels import SET_PART, Labels
@@ -52,11 +52,9 @@ def total(run: Run, parts: list[tuple[Tensor, Tensor]]) -> CodedSums:
     """The exact sums of all sites, as messages or secure aggregation bring them."""
     target = run.target
     assert target is not None
-    made = [
-        CodedRecords(x, target.code(target.of_site(y, str(at)))) for at, (x, y) in enumerate(parts)
-    ]
+    made = [(x, target.code(target.of_site(y, str(at)))) for at, (x, y) in enumerate(parts)]
     if run.settings.secure_aggregation:
-        zero = [exact_sums(each, None) for each in made]
+        zero = [exact_sums(*each, None) for each in made]
         if target.blocks:
             zero = [
                 in_block(each, target.block(str(at)), target.blocks) for at, each in enumerate(zero)
@@ -64,7 +62,7 @@ def total(run: Run, parts: list[tuple[Tensor, Tensor]]) -> CodedSums:
         return received.around_zero(
             {name: sum(each[name] for each in zero) for name in zero[0]}, {}, target, False
         )
-    sums = [received.of_site(exact_sums(each, each.features.mean(0)), target) for each in made]
+    sums = [received.of_site(exact_sums(*each, each[0].mean(0)), target) for each in made]
     whole = sums[0]
     for each in sums[1:]:
         whole = whole + each

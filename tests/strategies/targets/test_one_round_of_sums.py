@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsurrogate.client_app.methods.sums import CodedRecords, exact_sums
+from fedsurrogate.client_app.methods.sums import exact_sums
 from fedsurrogate.common.errors import RunError, SurrogateError
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.models.parameters import Parameters
@@ -37,9 +37,10 @@ def site(run: Run, at: int, n: int) -> Parameters:
     x = torch.randn(n, D, generator=draw).double()
     y = 400 * torch.rand(n, 1, generator=draw).double()
     assert run.target is not None
-    records = CodedRecords(x / x.norm(dim=1, keepdim=True), run.target.code(y))
-    centre = None if run.private else records.features.mean(0)
-    tensors = {name: each.float() for name, each in exact_sums(records, centre).items()}
+    x = x / x.norm(dim=1, keepdim=True)
+    centre = None if run.private else x.mean(0)
+    sums = exact_sums(x, run.target.code(y), centre)
+    tensors = {name: each.float() for name, each in sums.items()}
     header = Header("fedpft", run.digest, f"s{at}", "f", run.target.rows)
     return Parameters(header, 1, tensors, 0, run.mechanism)
 

@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedsurrogate as fs
-from fedsurrogate.client_app.governance.budget import Budget, check_budget
-from fedsurrogate.client_app.governance.entries import Entry, Release
+from fedsurrogate.client_app.governance.budget import Budget, Entry, Release, check_budget
 from fedsurrogate.client_app.governance.release import entry
 from fedsurrogate.client_app.methods.job import MethodOutput
 from fedsurrogate.common.errors import BudgetError, RunError

@@ -24,6 +24,7 @@ from fedsurrogate.client_app.methods.dp.record_gradients import (
     way_of,
 )
 from fedsurrogate.client_app.methods.fedpft import surrogate as private_surrogate
+from fedsurrogate.client_app.methods.job import Clipped
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -78,9 +79,8 @@ def test_shares_of_components_depend_on_no_other_record(
     monkeypatch.setattr(private_surrogate, "per_record", watched)
     for some in (features, features[1:]):
         shares.append([])
-        data = private_surrogate.Clipped(
-            some, torch.zeros(len(some), dtype=torch.int64), torch.ones(len(some)).double(), 0.0
-        )
+        labels = torch.zeros(len(some), dtype=torch.int64)
+        data = Clipped(some, labels, torch.ones(len(some)).double())
         private_surrogate._expected(
             data, means, torch.ones(1, k).double(), torch.tensor([variance]).double()
         )

@@ -15,7 +15,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from opacus import GradSampleModule
 from sklearn.linear_model import LinearRegression, LogisticRegression
 from statsmodels.api import Logit
 from torch import Tensor
@@ -29,6 +28,7 @@ from fedsurrogate.client_app.methods.job import Job
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import ConfigError, DataError, SurrogateError
 from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.models.loss_landscape import LandscapeRecords
 from fedsurrogate.common.models.networks import of_target
 from fedsurrogate.common.models.parameters import flat
 from fedsurrogate.common.run import Run, parse_run
@@ -250,9 +250,10 @@ def summed(kind: str, x: Tensor, values: Tensor, clip: float, way: str) -> Tenso
     given = x, run.target.code(values), clip, objective.losses
     if way == "linear layers":
         return flat(record_gradients.clipped_gradients(module, *given))
-    total, _ = record_gradients._clipped_sum(GradSampleModule(module, loss_reduction="sum"), *given)
-    names = [name for name, _ in module.named_parameters()]
-    return flat(dict(zip(names, (part.value for part in total), strict=True)))
+    made = LandscapeRecords.evenly(x, run.target.code(values))
+    at = dict(module.named_parameters())
+    total, _ = record_gradients.clipped_sum(module, at, made, clip, losses=objective.losses)
+    return flat({name: part.value for name, part in total.items()})
 
 
 WAYS = ["linear layers", "single gradients"]

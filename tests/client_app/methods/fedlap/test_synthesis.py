@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -134,12 +135,13 @@ def test_records_and_model_follow_plain_loops(own: FedLAPSettings, seed: int, br
     model = parameters_of(body)
     slopes = 0
 
-    def slope(body: Any, here: Any, now: Any, change: Any, real: Any, mse: float, noise: float) -> (
+    def slope(body: Any, here: Any, now: Any, change: Any, real: Any, compare: Any) -> (
         tuple[float, Tensor]
     ):  # fmt: skip
         nonlocal slopes
         slopes += 1
-        assert (mse, noise) == (0.5, Looks.noise)
+        pair = [torch.ones(2, 3)], [torch.full((2, 3), 0.25)]
+        assert compare(*pair) == mismatch(*pair, 0.5, Looks.noise)
         made = now.values.detach() - real[0] + here["bias"].sum()
         return float(slopes), made * (math.nan if slopes == broken else 1.0)
 
@@ -225,7 +227,12 @@ def test_class_means_are_those_of_the_heads_inputs_and_outputs_and_their_slope_i
         torch.testing.assert_close(three, two.detach())
     real = means(other.values, other.labels)
     wrong, slope = class_mean_slope(
-        body, parameters, records, same, [each.detach() for each in real], 0.0, 0.0
+        body,
+        parameters,
+        records,
+        same,
+        [each.detach() for each in real],
+        partial(mismatch, mse_weight=0.0),
     )
     # The mismatch is in proportion to these squares, and the slope is its derivative.
     values = records.values.clone().requires_grad_()
@@ -294,10 +301,11 @@ def test_slopes_by_class_come_in_the_order_of_the_records() -> None:
     real = list(real_class_gradients(body, model, records(body, 1, torch.float32), change).values())
     mine = records(body, 2, torch.float32)
     order = LABELS.argsort(stable=True)
-    found, slope = CLASS_GRADIENTS.slope(body, model, mine, change, real, 0.1, 0.0)
+    compare = partial(mismatch, mse_weight=0.1)
+    found, slope = CLASS_GRADIENTS.slope(body, model, mine, change, real, compare)
     assert not mine.values.requires_grad, "the records stay as they are"
     assert not any(tensor.requires_grad for tensor in model.values())
-    same, by_class = CLASS_GRADIENTS.slope(body, model, mine.take(order), change, real, 0.1, 0.0)
+    same, by_class = CLASS_GRADIENTS.slope(body, model, mine.take(order), change, real, compare)
     assert found == pytest.approx(same, rel=1e-5)
     assert torch.allclose(slope[order], by_class, atol=1e-5 * float(slope.abs().max()))
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
 from fedsurrogate.client_app.governance.work_limits import SiteLimits
-from fedsurrogate.client_app.methods.fedpft import chain
-from fedsurrogate.client_app.methods.fedpft.chain import extend
+from fedsurrogate.client_app.methods.fedpft import surrogate as chain
+from fedsurrogate.client_app.methods.fedpft.surrogate import extend
 from fedsurrogate.client_app.methods.job import Job
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import SurrogateError

@@ -19,8 +19,9 @@ import torch
 from scipy.stats import beta
 from torch import Tensor
 
+from benchmarks.harness.site_data import clipped
 from fedsurrogate.client_app.methods.fedpft import surrogate as fedpft_private
-from fedsurrogate.client_app.methods.fedpft.surrogate import Clipped, noisy_sums
+from fedsurrogate.client_app.methods.fedpft.surrogate import noisy_sums
 from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum, Noisy
 from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.run import parse_run
@@ -45,7 +46,7 @@ def outputs(family: str, runs: int) -> tuple[Tensor, Tensor]:
     """
     claim, found = promised(family), []
     for records in (1, 2):
-        data = Clipped.of(FEATURES[:records], LABELS[:records])
+        data = clipped(FEATURES[:records], LABELS[:records])
         rows = []
         for _ in range(runs // 2):
             sums, _ = noisy_sums(data, 2, family, claim)
@@ -72,7 +73,7 @@ def directions(family: str) -> list[Tensor]:
     each alone.
     """
     claim, found = promised(family), []
-    less, more = (Clipped.of(FEATURES[:records], LABELS[:records]) for records in (1, 2))
+    less, more = (clipped(FEATURES[:records], LABELS[:records]) for records in (1, 2))
     without, with_record = (
         statistics(each.features, each.labels, each.weights, 2, family) for each in (less, more)
     )

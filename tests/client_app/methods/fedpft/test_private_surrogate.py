@@ -18,17 +18,11 @@ from numpy.typing import NDArray
 from scipy.special import softmax
 from torch import Tensor
 
+from benchmarks.harness.site_data import SiteData, clipped, make_surrogate
 from fedsurrogate.client_app.methods.fedpft import surrogate as fedpft_private
 from fedsurrogate.client_app.methods.fedpft import surrogate as private_surrogate
-from fedsurrogate.client_app.methods.fedpft.surrogate import (
-    Clipped,
-    SiteData,
-    dp_em,
-    make_surrogate,
-    noisy_sums,
-    theorem_4_1,
-    unchanged,
-)
+from fedsurrogate.client_app.methods.fedpft.surrogate import dp_em, noisy_sums, theorem_4_1
+from fedsurrogate.client_app.methods.job import Clipped
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.privacy.accounting import GaussianEvent, epsilon_spent
 from fedsurrogate.common.privacy.exact_sums import COARSE
@@ -165,7 +159,7 @@ def test_every_step_of_dp_em_moves_by_at_most_its_bound_and_comes_close(
         for rows in (n, n + own):
             recorder = Recorder(attempt)
             monkeypatch.setattr(fedpft_private, "with_noise", recorder)
-            data = Clipped.of(features[:rows], labels[:rows], units[:rows] if units else None)
+            data = clipped(features[:rows], labels[:rows], units[:rows] if units else None)
             dp_em(data, 3, 2, claim, torch.Generator().manual_seed(attempt))
             seen.append(recorder.seen)
         for step, (fewer, more) in enumerate(zip(*seen, strict=True)):
@@ -256,7 +250,7 @@ def test_theorem_4_1_adds_the_published_noise_to_every_entry(
     )
     features, labels = records(40)
     claim = promised(run(3.0, **{"fedpft.privacy": "theorem-4.1", "fedpft.covariance": family}))
-    mixtures, _ = theorem_4_1(Clipped.of(features, labels), 3, family, claim)
+    mixtures, _ = theorem_4_1(clipped(features, labels), 3, family, claim)
     for label, count in enumerate((14, 13, 13)):
         points = clip(features.double(), 0.0)[0][labels == label]
         noise = 4 / (count * 3.0) * math.sqrt(5 * math.log(4 / 1e-5))
@@ -465,7 +459,7 @@ def test_noisy_sums_are_those_of_clipped_records_less_the_centre_weighted_by_pat
     )
     centre = torch.randn(D_KNOWN, generator=draw)
     patients = [str(each) for each in torch.randint(0, 3, (count,), generator=draw).tolist()]
-    data = Clipped.of(raw, labels, patients, norm, PublicMap(centre=centre).apply)
+    data = clipped(raw, labels, patients, norm, PublicMap(centre=centre).apply)
     moved = raw.double().numpy() - centre.double().numpy()
     lengths = np.linalg.norm(moved, axis=1)
     x = moved / np.maximum(lengths, norm)[:, None]
@@ -473,7 +467,7 @@ def test_noisy_sums_are_those_of_clipped_records_less_the_centre_weighted_by_pat
     assert data.clip_fraction == pytest.approx((lengths > norm).mean())
     w = [1 / patients.count(each) for each in patients]
     np.testing.assert_allclose(data.weights, w, rtol=1e-6)
-    assert not data.mapped
+    assert data.done == ()
     added, again = Added(0.3, seed), np.random.default_rng(seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(private_surrogate, "with_noise", added)
@@ -496,8 +490,3 @@ def test_noisy_sums_are_those_of_clipped_records_less_the_centre_weighted_by_pat
     wanted = {"clip-fraction", "signal-to-noise-counts", "signal-to-noise-sums"}
     assert set(facts) - wanted == (set() if family == "spherical" else {"signal-to-noise-squares"})
     assert math.isfinite(sum(facts.values()))
-
-
-def test_less_of_nothing_changes_nothing() -> None:
-    x = torch.randn(3, D_KNOWN)
-    assert unchanged(x) is x

@@ -17,16 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
+from benchmarks.harness.site_data import SiteData, make_surrogate
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
 from fedsurrogate.client_app.governance.work_limits import SiteLimits
 from fedsurrogate.client_app.methods.fedpft import surrogate
 from fedsurrogate.client_app.methods.fedpft.logistic_rounds import bounded_round
-from fedsurrogate.client_app.methods.fedpft.surrogate import (
-    SiteData,
-    fedpft_surrogate,
-    make_surrogate,
-    release_mixtures,
-)
+from fedsurrogate.client_app.methods.fedpft.surrogate import fedpft_surrogate, release_mixtures
 from fedsurrogate.client_app.methods.job import Job
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import DataError, SurrogateError
