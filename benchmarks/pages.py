@@ -40,6 +40,7 @@ SCRIPTS = {
     "reproduce-dpcvae": "reproduce/dpcvae_tables.py",
     "reproduce-fedlap": "reproduce/fedlap_tables.py",
     "reproduce-fedlap-figure": "reproduce/fedlap_figures.py",
+    "secure-rounds": "secure_defaults.py",
     "statistics-refit": "statistics_runs.py",
 }
 MARKED = re.compile(
