@@ -283,11 +283,11 @@ def hostile(sites: int, again: bool, forgotten: list[str]) -> None:
     class, which no range and no clip can tell from honest ones. again: continue with the rows that
     the file of an earlier call lacks. forgotten: runs, by their names, that are measured anew.
     """
-    import fedsurrogate.client_app.secure_aggregation as module
+    import fedsurrogate.common.secure_aggregation.protocol as module
 
     before = stored("secure-aggregation-hostile") if again else {}
     real, rows = (
-        module.mask,  # type: ignore[attr-defined]
+        module.mask,
         [tuple(row) for row in before.get("rows", []) if row[0] not in forgotten],
     )
     calls = before.get("calls", [before["machine"]] if before else [])
@@ -327,7 +327,7 @@ def hostile(sites: int, again: bool, forgotten: list[str]) -> None:
                             values[:classes] = np.roll(values[:classes], 1)
                     return real(state, delivered, rules, values)
 
-                module.mask = lie  # type: ignore[attr-defined]
+                module.mask = lie
                 try:
                     right = accuracy(Path(folder), sites, 0, settings)
                 except FedSurrogateError as error:
@@ -337,7 +337,7 @@ def hostile(sites: int, again: bool, forgotten: list[str]) -> None:
                 report(
                     "secure-aggregation-hostile", title, columns, rows, calls=[*calls, machine()]
                 )
-    module.mask = real  # type: ignore[attr-defined]
+    module.mask = real
 
 
 def main() -> None:

@@ -255,11 +255,11 @@ def vectors(monkeypatch: pytest.MonkeyPatch) -> dict[str, np.ndarray]:
     import fedsurrogate.client_app.secure_aggregation as masked
 
     found: dict[str, np.ndarray] = {}
-    real = masked.mask
+    real = masked.protocol.mask
 
     def seen(state: Any, delivered: Any, rules: Any, values: Any) -> Any:
         found[state.site] = values
         return real(state, delivered, rules, values)
 
-    monkeypatch.setattr(masked, "mask", seen)
+    monkeypatch.setattr(masked.protocol, "mask", seen)
     return found

@@ -106,7 +106,7 @@ def _part(job: Job) -> bytes:
     asked = replace(job, payload=pack_delivery([], "sum", job.payload or b""))
     asked = replace(asked, info={**job.info, "sum": "0" * 32})
     with (
-        patch.object(secure_aggregation, "mask", mask),
+        patch.object(secure_aggregation.protocol, "mask", mask),
         patch.object(secure_aggregation, "read_state", lambda *_: state),
     ):
         secure_aggregation.masked_sum(asked)

@@ -66,9 +66,9 @@ def noise_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faults: dict[int
         exact.append(values - added[-1])
         return mask(state, delivered, rules, values)
 
-    mask, learn = masked.mask, strategy.fedpft_head_from_sum
-    monkeypatch.setattr(masked, "mask", seen)
-    monkeypatch.setattr(masked, "noise_of_site", spare_only)
+    mask, learn = masked.protocol.mask, strategy.fedpft_head_from_sum
+    monkeypatch.setattr(masked.protocol, "mask", seen)
+    monkeypatch.setattr(masked.protocol, "noise_of_site", spare_only)
     monkeypatch.setattr(
         strategy,
         "fedpft_head_from_sum",

@@ -132,7 +132,7 @@ def test_shares_that_some_cannot_open_cost_their_sender_only(
     faults = {count - 1: Fault(kind=SHARES, payload=spoiled(("0", "3")))}
     faults |= {int(offline): Fault(offline=True)} if offline else {}
     exact: dict[str, np.ndarray] = {}
-    real = masked.mask
+    real = masked.protocol.mask
 
     def seen(state: Any, delivered: Any, rules: Any, values: Any) -> Any:
         after, vector = real(state, delivered, rules, values)
@@ -140,7 +140,7 @@ def test_shares_that_some_cannot_open_cost_their_sender_only(
         return after, vector
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(masked, "mask", seen)
+        patch.setattr(masked.protocol, "mask", seen)
         more = PLAIN | {"dropouts": 0.25, "deadline": 2.0}
         folder = run_federation(tmp_path, InProcessGrid(sites(count), faults), **more)
     names, numbers = summed(folder)

@@ -43,7 +43,7 @@ Lie = Callable[[np.ndarray], None]
 
 def run_with_a_liar(folder: Path, lie: Lie, settings: dict[str, Any]) -> Path:
     """A run of five sites, one of which changes its whole numbers before it masks them."""
-    real = masked.mask
+    real = masked.protocol.mask
 
     def false(state: Any, delivered: Any, rules: Any, values: np.ndarray) -> Any:
         if state.site == "2":
@@ -52,7 +52,7 @@ def run_with_a_liar(folder: Path, lie: Lie, settings: dict[str, Any]) -> Path:
         return real(state, delivered, rules, values)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(masked, "mask", false)
+        patch.setattr(masked.protocol, "mask", false)
         return run_federation(folder, sites(5), **settings)
 
 

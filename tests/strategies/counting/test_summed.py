@@ -213,7 +213,7 @@ def test_counts_that_no_records_give_end_the_run(
     home: Path, hospitals: Hospitals, monkeypatch: pytest.MonkeyPatch, place: int
 ) -> None:
     nodes, run = hospitals
-    real = masked.mask
+    real = masked.protocol.mask
 
     def false(state: Any, delivered: Any, rules: Any, values: Any) -> Any:
         if state.site == "clinic-1":
@@ -221,7 +221,7 @@ def test_counts_that_no_records_give_end_the_run(
             values[place] += (1 if place else -1) * 2**28
         return real(state, delivered, rules, values)
 
-    monkeypatch.setattr(masked, "mask", false)
+    monkeypatch.setattr(masked.protocol, "mask", false)
     with pytest.raises(RunError, match="some site has added false numbers"):
         evaluated(home, nodes, run, **SUMMED)
 

@@ -75,13 +75,13 @@ def test_no_message_and_no_file_holds_class_sums_or_an_update_of_one_site(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[np.ndarray] = []
-    real = masked.mask
+    real = masked.protocol.mask
 
     def keep(state: Any, delivered: Any, rules: Any, values: Any) -> Any:
         seen.append(values)
         return real(state, delivered, rules, values)
 
-    monkeypatch.setattr(masked, "mask", keep)
+    monkeypatch.setattr(masked.protocol, "mask", keep)
     grid = InProcessGrid(sites(4), run_id=4730)
     folder = run_federation(tmp_path, grid, report=True, alpha=1000.0, **SECURE)
     assert [len(each) for each in seen[:4] + seen[4:8]] == [10 * 65 + 1] * 4 + [

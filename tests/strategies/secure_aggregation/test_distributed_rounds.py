@@ -43,7 +43,7 @@ def test_the_sum_is_the_plain_sum_and_noise_of_the_right_variance(
 ) -> None:
     exact: list[np.ndarray] = []
     noise: list[np.ndarray] = []
-    encode, noise_of_site = masked.numbers_of, masked.noise_of_site
+    encode, noise_of_site = masked.sum_rules.numbers_of, masked.protocol.noise_of_site
 
     def keep(*given: Any) -> Any:
         found = noise_of_site(*given)
@@ -54,9 +54,9 @@ def test_the_sum_is_the_plain_sum_and_noise_of_the_right_variance(
         exact.append(values - noise[-1])
         return mask(state, delivered, rules, values)
 
-    mask = masked.mask
-    monkeypatch.setattr(masked, "noise_of_site", keep)
-    monkeypatch.setattr(masked, "mask", kept_mask)
+    mask = masked.protocol.mask
+    monkeypatch.setattr(masked.protocol, "noise_of_site", keep)
+    monkeypatch.setattr(masked.protocol, "mask", kept_mask)
     settings = DISTRIBUTED | {"colluding": 0.34, "fedavg.rounds": 2}
     folder = run_federation(tmp_path, sites(5), **settings)
     _, names, numbers, claim = unpack_total((folder / "sum.pb").read_bytes())

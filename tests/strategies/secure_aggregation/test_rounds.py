@@ -59,13 +59,13 @@ def test_every_round_has_new_keys_and_no_update_is_in_a_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[str, bytes]] = []
-    real = masked.mask
+    real = masked.protocol.mask
 
     def keep(state: Any, delivered: Any, rules: Any, values: Any) -> Any:
         seen.append((state.secrets.masking.hex(), values[-40:].astype("<i4").tobytes()))
         return real(state, delivered, rules, values)
 
-    monkeypatch.setattr(masked, "mask", keep)
+    monkeypatch.setattr(masked.protocol, "mask", keep)
     grid = InProcessGrid(sites(4), run_id=4720)
     folder = run_federation(tmp_path, grid, report=True, **SECURE)
     assert len({key for key, _ in seen}) == len(seen) == 12

@@ -101,14 +101,14 @@ def test_one_distributed_noise_is_what_is_claimed_and_less_than_the_noise_of_eve
 ) -> None:
     """The noise in the total that the coordinator opens: its variance by statistic, and no bias."""
     budget, added = {"epsilon": 1.0, "delta": 1e-5}, []
-    real = masked.noise_of_site
+    real = masked.protocol.noise_of_site
 
     def keep(*given: Any) -> Any:
         found = real(*given)
         added.append(np.concatenate([found[name] for name in ("counts", "sums", "squares")]))
         return found
 
-    monkeypatch.setattr(masked, "noise_of_site", keep)
+    monkeypatch.setattr(masked.protocol, "noise_of_site", keep)
     folder = run_federation(tmp_path, sites(8), **SECURE, **budget)
     names, numbers = total_in(folder)
     assert len(names) == len(added) == 8
@@ -162,7 +162,7 @@ def test_noise_for_lost_sites_is_taken_out_when_none_is_lost(
 ) -> None:
     """Without any other noise, the total is then exact."""
     totals: list[Total] = []
-    monkeypatch.setattr(masked, "noise_of_site", spare_of)
+    monkeypatch.setattr(masked.protocol, "noise_of_site", spare_of)
     learn = strategy.fedpft_head_from_sum
     monkeypatch.setattr(
         strategy,
@@ -258,7 +258,7 @@ def test_sums_that_no_records_have_end_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A false vector made the covariance negative, and its factorisation never ended."""
-    real = masked.mask
+    real = masked.protocol.mask
 
     def false(state: Any, delivered: Any, rules: Any, values: Any) -> Any:
         if state.site == "2":
@@ -266,7 +266,7 @@ def test_sums_that_no_records_have_end_the_run(
             values[10:74] = 2**28
         return real(state, delivered, rules, values)
 
-    monkeypatch.setattr(masked, "mask", false)
+    monkeypatch.setattr(masked.protocol, "mask", false)
     with pytest.raises(RunError, match="some site has added false numbers"):
         run_federation(tmp_path, sites(5), **SECURE)
 
