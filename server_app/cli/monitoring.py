@@ -273,7 +273,7 @@ def _table(summaries: Sequence[Any]) -> Table:
     table = Table(*summaries[0].varied, *columns, "runs", "failed", "uplink", caption=caption)
     for each in summaries:
         sent = "" if each.bytes is None else human_bytes(each.bytes)
-        cells = [_percent(*each.spread(name)) for name in scores or [first]]
+        cells = [_percent(*each.spreads[name][:2]) for name in scores or [first]]
         table.add_row(
             *map(str, each.varied.values()), *cells, str(each.runs), str(each.failed), sent
         )

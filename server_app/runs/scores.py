@@ -9,8 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from fedsurrogate.common.models.class_metrics import leads_with_auroc
+from fedsurrogate.common.targets.metrics import IN_WORDS
+from fedsurrogate.common.targets.registry import TARGETS
 
-from .state import Json, as_number, as_numbers, as_table
+from .state import Json, as_number, as_numbers, as_table, at
 
 if TYPE_CHECKING:
     from fedsurrogate.common.models.class_metrics import Metric, ModelQuality
@@ -18,16 +20,17 @@ if TYPE_CHECKING:
 
 # Columns of a table, by their names.
 AUROC, BALANCED, ACCURACY, MAJORITY = "auroc", "balanced accuracy", "accuracy", "majority"
-SCORES = {
-    AUROC: "AUROC",
-    BALANCED: "balanced accuracy",
-    ACCURACY: "accuracy",
-    MAJORITY: "majority baseline",
+OF_CLASSES = (AUROC, BALANCED, ACCURACY, MAJORITY)
+# Of labels, numbers and times.
+OF_TARGETS = dict.fromkeys(kind.score for kind in TARGETS.values())
+SCORES = {name: IN_WORDS.get(name, name) for name in (*OF_CLASSES, *OF_TARGETS)} | {
+    MAJORITY: "majority baseline"
 }
 
 
 def scores_of(metrics: Json) -> dict[str, float | None]:
-    """Mean AUROC over classes, balanced accuracy, accuracy, and the accuracy of the majority baseline.
+    """Of classes the mean AUROC, balanced accuracy, accuracy, and the accuracy of the majority
+    baseline; of another target the mean over its answers of the metric that says most.
 
     Args:
         metrics: content of metrics.json.
@@ -38,7 +41,14 @@ def scores_of(metrics: Json) -> dict[str, float | None]:
     Example:
         >>> scores_of({"accuracy": {"model": 0.9, "majority": 0.8}})["majority"]
         0.8
+        >>> scores_of({"metric_values": {"all": {"age": {"r2": 0.5}, "bmi": {"r2": 0.25}}}})
+        {'r2': 0.375}
     """
+    answers = as_table(at(metrics, "metric_values", "all")).values()
+    for name in OF_TARGETS:
+        known = [value for own in answers if (value := as_numbers(own).get(name)) is not None]
+        if known:
+            return {name: sum(known) / len(known)}
     averages = as_table(as_table(metrics.get("quality")).get("averages"))
     accuracy = as_table(metrics.get("accuracy"))
 
@@ -54,7 +64,8 @@ def scores_of(metrics: Json) -> dict[str, float | None]:
 
 
 def leading(scores: Mapping[str, float | None]) -> str:
-    """The score that says most: AUROC where one class is so large that accuracy misleads.
+    """The score that says most: AUROC where one class is so large that accuracy misleads, and that of
+    another target.
 
     Args:
         scores: by name.
@@ -63,8 +74,10 @@ def leading(scores: Mapping[str, float | None]) -> str:
         >>> leading({"auroc": 0.7, "accuracy": 0.9, "majority": 0.9})
         'auroc'
     """
-    unequal = leads_with_auroc(scores.get(MAJORITY) or 0.0)
-    return AUROC if unequal and scores.get(AUROC) is not None else ACCURACY
+    known = [name for name in SCORES if scores.get(name) is not None]
+    if ACCURACY in known and not (AUROC in known and leads_with_auroc(scores.get(MAJORITY) or 0.0)):
+        return ACCURACY
+    return known[0] if known else ACCURACY
 
 
 def in_words(scores: Mapping[str, float | None]) -> str:

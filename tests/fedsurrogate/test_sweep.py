@@ -5,15 +5,20 @@ others with it.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from lifelines.utils import concordance_index
+from sklearn import metrics as sk
 from sklearn.datasets import load_digits
 
 import fedsurrogate as fs
 import fedsurrogate.server_app.deployment.local_engine
 from fedsurrogate.common.errors import ConfigError, DataError
+from fedsurrogate.server_app.runs.scores import SCORES
 from tests.commands import coordinator
 
 DIGITS = load_digits()
@@ -37,13 +42,44 @@ def test_a_sweep_gives_what_single_runs_give(
         assert (row["accuracy"], row["bytes"]) == (alone.accuracy, alone.bytes)
     first = found.summary()[0]
     assert first.runs == 2
-    assert first.accuracy == pytest.approx(sum(row["accuracy"] for row in found.rows[:2]) / 2)
+    assert first.spreads["accuracy"].mean == pytest.approx(sum(row["accuracy"] for row in found.rows[:2]) / 2)
     assert list(found.to_frame()["accuracy"]) == [row["accuracy"] for row in found.rows]
     assert json.loads(found.file.read_text()) == found.rows
     assert "\n" not in repr(found)
     assert "4 of 4: method=average, seed=1" in capsys.readouterr().out
     found.plot(tmp_path / "plot.png")
     assert (tmp_path / "plot.png").stat().st_size > 5000
+
+
+@pytest.mark.parametrize("task", ["multilabel", "regression", "survival"])
+def test_a_sweep_over_another_target_than_classes_has_its_score(
+    task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    x, z = X[:900], Y[:900] + X[:900, 20]
+    table = {
+        "multilabel": np.stack([z > 4, z < 7], 1).astype(float),
+        "regression": np.stack([z, z**2], 1),
+        "survival": np.stack([10 - z, z > 2], 1),
+    }[task]
+    own = {"regression": {"target_range": "0,10;0,100"}, "survival": {"horizon": 10.0}}.get(task, {})
+    data: dict[str, Any] = {"sites": [(x[k:600:2], table[k:600:2]) for k in range(2)]}
+    data |= {"test": (x[600:], table[600:]), "task": task, "output_dir": tmp_path} | own
+    result = fs.simulate(**data)
+    answer, truth = result.model.predict(x[600:]), table[600:]
+    name, wanted = {
+        "multilabel": lambda: ("auroc", sk.roc_auc_score(truth, answer)),
+        "regression": lambda: ("r2", sk.r2_score(truth, answer)),
+        "survival": lambda: ("concordance", concordance_index(truth[:, 0], -answer, truth[:, 1])),
+    }[task]()
+    found = fs.sweep(grid={"shrinkage": [0.0, 0.1]}, seeds=[0, 1], **data)
+    assert [row[name] for row in found.rows[2:]] == pytest.approx([wanted] * 2, abs=0.02)
+    assert found.summary()[0].spreads[name] == (pytest.approx(wanted, abs=1e-3), 0.0, 2)
+    printed = capsys.readouterr().out
+    for text in (repr(result), repr(found), printed):
+        assert re.search(rf"\b{SCORES[name]} 0\.\d{{4}}\b|best mean {SCORES[name]} 0", text)
+    assert found.plot().axes[0].get_ylabel().startswith(SCORES[name])
+    if task == "multilabel":
+        assert result.auroc == pytest.approx(wanted, abs=1e-3)
 
 
 def test_a_failed_run_is_a_row_with_its_reason_and_the_others_go_on(
