@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError, DataError
+from ..models.class_metrics import auroc
 from ..settings import Settings
 from ..settings.heads import label_sets
 from ..terms import Term
@@ -363,24 +364,15 @@ def _answers(facts: Facts, outputs: tuple[str, ...], scores: Tensor) -> dict[str
 def _measured(scores: Tensor, true: Tensor) -> dict[str, float]:
     known = ~true.isnan()
     scores, true = scores[known], true[known]
-    ranks = _ranks(scores)
     positive = true == 1
     count, others = float(positive.sum()), float((~positive).sum())
     return {
         "records": float(len(true)),
         "positive": count,
         "brier": float((scores.sigmoid() - true).square().sum()),
-        "pairs": count * others,
-        "concordant": float(ranks[positive].sum()) - count * (count + 1) / 2,
+        "pairs": (pairs := count * others),
+        "concordant": pairs * auroc(positive.numpy(), scores.numpy()) if pairs else 0.0,
     }
-
-
-def _ranks(scores: Tensor) -> Tensor:
-    """Ranks from one; equal scores have their mean rank."""
-    _, group, sizes = torch.unique(scores, return_inverse=True, return_counts=True)
-    last = sizes.cumsum(0).double()
-    ranks: Tensor = (last - (sizes.double() - 1) / 2)[group]
-    return ranks
 
 
 def _metrics(sums: Mapping[str, float]) -> dict[str, float]:
@@ -388,6 +380,12 @@ def _metrics(sums: Mapping[str, float]) -> dict[str, float]:
     found = {"positive": sums["positive"], "brier": sums["brier"] / sums["records"]}
     pairs = sums["pairs"]
     return found | ({"auroc": sums["concordant"] / pairs} if pairs > 0 else {})
+
+
+def _chance(metrics: Mapping[str, float], z: float) -> float:
+    """By Mann & Whitney 1947."""
+    positive, records = metrics["positive"], metrics["records"]
+    return 0.5 + z * math.sqrt((records + 1) / (12 * positive * (records - positive)))
 
 
 LABELS = Kind(
@@ -398,5 +396,6 @@ LABELS = Kind(
     _measured,
     _metrics,
     score="auroc",
+    chance=_chance,
     columns=("label_columns", "label"),
 )
