@@ -15,7 +15,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
 
-from fedsurrogate._arrays import Array, names_of, refuse_times
+from fedsurrogate._arrays import Array, names_of, reals_of, refuse_times
 from fedsurrogate._inputs import class_names, config_of
 from fedsurrogate._model import Model
 from fedsurrogate._simulation import simulate
@@ -315,12 +315,10 @@ class FederatedRegressor(RegressorMixin, Federation):  # type: ignore[misc]
                 that fails.
         """
         refuse_times(X, "features")
-        refuse_times(y, "values of y")
+        y = y if y is None else reals_of(y, "values of y")
         X, y = validate_data(
             self, X, y, accept_sparse="csr", dtype=np.float32, y_numeric=True, ensure_min_samples=2
         )
-        if np.iscomplexobj(y):
-            raise DataError("y holds complex numbers; give real ones")
         y = np.asarray(y, dtype=np.float64)
         if self.target_range is None and self.epsilon:
             raise ConfigError(
@@ -422,8 +420,10 @@ class FederatedSurvival(Federation):
                 "horizon = None with epsilon: the largest of y would show the record that has it; "
                 "give the time up to which all sites follow their records"
             )
-        horizon = float(table[:, 0].max()) if self.horizon is None else self.horizon
-        if self.horizon is None and horizon == 0:
+        known = table[np.isfinite(table[:, 0]), 0]
+        # What is missing or infinite is refused with its record.
+        horizon = float(known.max(initial=0.0) or 1.0) if self.horizon is None else self.horizon
+        if self.horizon is None and not table[:, 0].any():
             raise DataError(
                 "all times of y are 0; give horizon, the time up to which records are followed"
             )

@@ -287,7 +287,7 @@ class TargetSettings(Section):
         "", description="Column that says whether the event was observed: 1, or 0."
     )
     horizon: Annotated[float, Unit("time-unit")] = Field(
-        0.0, ge=0, le=1e300, description="Time up to which survival is learned, with task survival."
+        0.0, ge=0, le=1e15, description="Time up to which survival is learned, with task survival."
     )
     bins: Annotated[int, Unit("bins")] = Field(
         0,

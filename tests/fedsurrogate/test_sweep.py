@@ -42,7 +42,9 @@ def test_a_sweep_gives_what_single_runs_give(
         assert (row["accuracy"], row["bytes"]) == (alone.accuracy, alone.bytes)
     first = found.summary()[0]
     assert first.runs == 2
-    assert first.spreads["accuracy"].mean == pytest.approx(sum(row["accuracy"] for row in found.rows[:2]) / 2)
+    assert first.spreads["accuracy"].mean == pytest.approx(
+        sum(row["accuracy"] for row in found.rows[:2]) / 2
+    )
     assert list(found.to_frame()["accuracy"]) == [row["accuracy"] for row in found.rows]
     assert json.loads(found.file.read_text()) == found.rows
     assert "\n" not in repr(found)
@@ -61,7 +63,9 @@ def test_a_sweep_over_another_target_than_classes_has_its_score(
         "regression": np.stack([z, z**2], 1),
         "survival": np.stack([10 - z, z > 2], 1),
     }[task]
-    own = {"regression": {"target_range": "0,10;0,100"}, "survival": {"horizon": 10.0}}.get(task, {})
+    own = {"regression": {"target_range": "0,10;0,100"}, "survival": {"horizon": 10.0}}.get(
+        task, {}
+    )
     data: dict[str, Any] = {"sites": [(x[k:600:2], table[k:600:2]) for k in range(2)]}
     data |= {"test": (x[600:], table[600:]), "task": task, "output_dir": tmp_path} | own
     result = fs.simulate(**data)
