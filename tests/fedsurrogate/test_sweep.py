@@ -11,14 +11,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from lifelines.utils import concordance_index
+from scipy import stats
 from sklearn import metrics as sk
 from sklearn.datasets import load_digits
 
 import fedsurrogate as fs
 import fedsurrogate.server_app.deployment.local_engine
 from fedsurrogate.common.errors import ConfigError, DataError
+from fedsurrogate.server_app.report.plots.sweep import draw_sweep
 from fedsurrogate.server_app.runs.scores import SCORES
+from fedsurrogate.server_app.sweep import Trial, summarise
 from tests.commands import coordinator
 
 DIGITS = load_digits()
@@ -84,6 +89,38 @@ def test_a_sweep_over_another_target_than_classes_has_its_score(
     assert found.plot().axes[0].get_ylabel().startswith(SCORES[name])
     if task == "multilabel":
         assert result.auroc == pytest.approx(wanted, abs=1e-3)
+
+
+@given(
+    st.lists(
+        st.lists(st.none() | st.floats(-1, 1), min_size=1, max_size=4), min_size=2, max_size=3
+    ),
+    st.sampled_from(["accuracy", "r2"]),
+    st.integers(1, 2),
+)
+@settings(max_examples=25, deadline=None)
+def test_a_plot_has_the_interval_of_the_runs_with_a_score_within_its_range(
+    values: list[list[float | None]], score: str, lines: int
+) -> None:
+    trials = [
+        Trial({"epsilon": at + 1.0, "seed": seed} | kind, 1.0, scores={score: value})
+        for kind in ([{"method": "a"}, {"method": "b"}] if lines == 2 else [{}])
+        for at, own in enumerate(values)
+        for seed, value in enumerate(own)
+    ]
+    axes = draw_sweep(summarise(trials), score=score).axes[0]
+    known = [[value for value in own if value is not None] for own in values]
+    shown = [own for own in known if own]
+    if len(shown) < 2:
+        return
+    assert (axes.get_legend() is None) == (lines == 1)
+    for drawn in axes.containers:
+        ends = drawn.lines[2][0].get_segments()
+        for own, ((_, low), (_, high)) in zip(shown, ends, strict=True):
+            n, mean = len(own), np.mean(own)
+            half = stats.t.ppf(0.975, n - 1) * np.std(own, ddof=1) / n**0.5 if n > 1 else 0.0
+            wanted = (min(mean, max(0.0, mean - half)), min(1.0, mean + half))
+            assert (low, high) == pytest.approx(wanted, abs=1e-9)
 
 
 def test_a_failed_run_is_a_row_with_its_reason_and_the_others_go_on(

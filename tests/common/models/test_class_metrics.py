@@ -25,6 +25,7 @@ from fedsurrogate.common.models.class_metrics import (
     ranking_samples,
     report,
     wilson,
+    with_interval,
 )
 
 CLASSES = ("a", "b", "c")
@@ -339,6 +340,21 @@ def test_wilsons_interval_is_that_of_scipy(units: int, share: float) -> None:
     count = round(share * units)
     limits = binomtest(count, units).proportion_ci(method="wilson")
     assert wilson(count, units) == pytest.approx((limits.low, limits.high), abs=1e-12)
+
+
+@given(st.floats(0, 1), st.floats(-0.2, 0.2), st.integers(2, 50))
+@settings(max_examples=40)
+def test_an_interval_that_does_not_hold_its_value_is_left_out(
+    value: float, bias: float, units: int
+) -> None:
+    """As of a calibration error, which samples have larger: .036 stood before .040 to .076."""
+    samples = value + bias + np.linspace(-0.05, 0.05, 101)
+    found = with_interval(value, samples, units, units)
+    low, high = interval(samples, units) or (math.nan, math.nan)
+    assert found.value == value
+    assert (found.low, found.high) == (
+        pytest.approx((low, high)) if low <= value <= high else (None, None)
+    )
 
 
 @pytest.mark.parametrize(
