@@ -15,7 +15,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
 
-from fedsurrogate._arrays import Array, names_of, reals_of, refuse_times
+from fedsurrogate._arrays import Array, names_of, refuse_times
 from fedsurrogate._inputs import class_names, config_of
 from fedsurrogate._model import Model
 from fedsurrogate._simulation import simulate
@@ -315,10 +315,12 @@ class FederatedRegressor(RegressorMixin, Federation):  # type: ignore[misc]
                 that fails.
         """
         refuse_times(X, "features")
-        y = y if y is None else reals_of(y, "values of y")
+        refuse_times(y, "values of y")
         X, y = validate_data(
             self, X, y, accept_sparse="csr", dtype=np.float32, y_numeric=True, ensure_min_samples=2
         )
+        if np.iscomplexobj(y):
+            raise DataError("y holds complex numbers; give real ones")
         y = np.asarray(y, dtype=np.float64)
         if self.target_range is None and self.epsilon:
             raise ConfigError(

@@ -583,11 +583,6 @@ def ranking_samples(
     return areas, precisions, sensitivities
 
 
-def auroc(truth: Bools, chance: Array) -> float:
-    """Area under the ROC curve; NaN where it is undefined. Arguments as in `ranking_samples`."""
-    return float(ranking_samples(truth, chance, np.ones((1, len(truth))))[0].item())
-
-
 def reliability(truth: Bools, chance: Array) -> tuple[Array, Array, NDArray[np.int64]]:
     """Mean probability, share of the class, and number of records of each bin that has any.
 

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError, DataError
-from ..models.class_metrics import auroc
 from ..settings import Settings
 from ..settings.heads import label_sets
 from ..terms import Term
@@ -364,15 +363,24 @@ def _answers(facts: Facts, outputs: tuple[str, ...], scores: Tensor) -> dict[str
 def _measured(scores: Tensor, true: Tensor) -> dict[str, float]:
     known = ~true.isnan()
     scores, true = scores[known], true[known]
+    ranks = _ranks(scores)
     positive = true == 1
     count, others = float(positive.sum()), float((~positive).sum())
     return {
         "records": float(len(true)),
         "positive": count,
         "brier": float((scores.sigmoid() - true).square().sum()),
-        "pairs": (pairs := count * others),
-        "concordant": pairs * auroc(positive.numpy(), scores.numpy()) if pairs else 0.0,
+        "pairs": count * others,
+        "concordant": float(ranks[positive].sum()) - count * (count + 1) / 2,
     }
+
+
+def _ranks(scores: Tensor) -> Tensor:
+    """Ranks from one; equal scores have their mean rank."""
+    _, group, sizes = torch.unique(scores, return_inverse=True, return_counts=True)
+    last = sizes.cumsum(0).double()
+    ranks: Tensor = (last - (sizes.double() - 1) / 2)[group]
+    return ranks
 
 
 def _metrics(sums: Mapping[str, float]) -> dict[str, float]:

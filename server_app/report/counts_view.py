@@ -14,6 +14,7 @@ from fedsurrogate.common.escapes import percent
 from fedsurrogate.common.models.class_metrics import leads_with_auroc
 from fedsurrogate.common.pages.svg import BLUE, GREEN, INK, NAMED_SITES, ORANGE
 from fedsurrogate.common.targets.metrics import IN_WORDS as OF_METRICS
+from fedsurrogate.common.targets.metrics import metric_text
 
 from ..runs.state import Json, as_list, as_number, as_table, at, clean, read_json
 from .plots.rows import Series, WithInterval, draw_rows, draw_survival
@@ -210,7 +211,8 @@ def _metric_text(name: str, value: Any) -> str:
         return _number(value)
     if name in SHARES:
         return _share(value)
-    return f"{number.value:.3g} ({number.low:.3g} to {number.high:.3g})"
+    value, low, high = (metric_text(name, each) for each in (number.value, number.low, number.high))
+    return f"{value} ({low} to {high})"
 
 
 def _survey(content: Json) -> CountsView:

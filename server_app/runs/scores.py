@@ -10,8 +10,6 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 from fedsurrogate.common.models.class_metrics import leads_with_auroc
-from fedsurrogate.common.targets.metrics import IN_WORDS
-from fedsurrogate.common.targets.registry import TARGETS
 
 from .state import Json, as_number, as_numbers, as_table, at
 
@@ -23,9 +21,11 @@ if TYPE_CHECKING:
 AUROC, BALANCED, ACCURACY, MAJORITY = "auroc", "balanced accuracy", "accuracy", "majority"
 OF_CLASSES = (AUROC, BALANCED, ACCURACY, MAJORITY)
 # Of labels, numbers and times.
-OF_TARGETS = dict.fromkeys(kind.score for kind in TARGETS.values())
-SCORES = {name: IN_WORDS.get(name, name) for name in (*OF_CLASSES, *OF_TARGETS)} | {
-    MAJORITY: "majority baseline"
+OF_TARGETS = (AUROC, "r2", "concordance")
+SCORES = {name: name for name in (*OF_CLASSES, *OF_TARGETS)} | {
+    AUROC: "AUROC",
+    MAJORITY: "majority baseline",
+    "r2": "R²",
 }
 
 
@@ -164,7 +164,9 @@ def answers_at_chance(task: str, answers: Mapping[str, Any]) -> str:
         >>> answers_at_chance("regression", {"age": {"records": 1000.0, "r2": 0.01}})
         ''
     """
-    if (kind := TARGETS.get(task)) is None:
+    from fedsurrogate.common.targets.registry import TARGETS
+
+    if (kind := TARGETS.get(task)) is None or kind.chance is None:
         return ""
     known = {
         name: metrics for name, own in answers.items() if kind.score in (metrics := as_numbers(own))

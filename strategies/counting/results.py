@@ -30,6 +30,7 @@ from fedsurrogate.common.targets.counted import (
     CountedTimes,
     counted,
 )
+from fedsurrogate.common.targets.metrics import QUARTILES
 from fedsurrogate.common.targets.target import Target
 
 from ..base.collection import Recorder
@@ -495,7 +496,7 @@ def _number_surveyed(how: CountedTarget, at: int, part: Tensor, variance: float)
     assert isinstance(how, CountedNumbers)
     low, high = how.target.ranges[at]
     found = {}
-    for name, share in (("lower quartile", 0.25), ("median", 0.5), ("upper quartile", 0.75)):
+    for name, share in QUARTILES.items():
         if float(part.sum()) < max(1.0, VISIBLE * math.sqrt(variance * len(part))):
             found[name] = UNDEFINED
             continue

@@ -103,6 +103,13 @@ def test_an_evaluation_is_shown_with_its_intervals_and_what_the_noise_hides(tmp_
     assert "Balanced accuracy 70.0% (60.0% to 80.0%). The model is right for 84.0%" in text
 
 
+def test_errors_and_numbers_of_records_have_no_exponents(tmp_path: Path) -> None:
+    volume = {"records": interval(12345, 12300, 12400), "mae": interval(31415.9, 2718.28, 99999)}
+    content = {"schema": 1, "kind": "evaluation", "sites": 3, "task": "regression"}
+    _, text = page(folder(tmp_path, evaluation=content | {"outputs": {"volume": volume}}))
+    assert "12,345 (12,300 to 12,400) 31,416 (2718 to 99,999)" in text
+
+
 def test_a_survey_is_shown_with_each_site_and_what_a_run_could_reach(tmp_path: Path) -> None:
     html, text = page(folder(tmp_path, survey=SURVEY))
     for words in (
