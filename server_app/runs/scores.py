@@ -47,7 +47,7 @@ def scores_of(metrics: Json) -> dict[str, float | None]:
     """
     answers = as_table(at(metrics, "metric_values", "all")).values()
     for name in OF_TARGETS:
-        known = [value for own in answers if (value := as_numbers(own).get(name)) is not None]
+        known = [own[name] for own in map(as_numbers, answers) if name in own]
         if known:
             return {name: sum(known) / len(known)}
     averages = as_table(as_table(metrics.get("quality")).get("averages"))
