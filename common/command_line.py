@@ -189,6 +189,24 @@ def announced(line: str) -> Iterator[None]:
         of_a_command.clear()
 
 
+@contextmanager
+def _answered(ctx: click.Context, command: click.Command) -> Iterator[None]:
+    """Questions of a command. Where nobody can answer, as in a script, name the options that do."""
+    try:
+        yield
+    except click.Abort as error:
+        # Without, a person has stopped it, or has said no.
+        if not isinstance(error.__context__, EOFError):
+            raise
+        click.echo()
+        asked = [
+            each.opts[0]
+            for each in command.params
+            if getattr(each, "prompt", None) and not ctx.get_parameter_source(each.name or "")
+        ]
+        ctx.fail(f"nobody can answer here; give {' and '.join(asked) or 'an option of --help'}")
+
+
 class _Command(_Shared, TyperCommand):
     def __init__(
         self, name: str | None, *, help: str | None, params: list[click.Parameter], **more: Any
@@ -205,7 +223,8 @@ class _Command(_Shared, TyperCommand):
             name, _, option = words.partition(" ")
             if name == ctx.info_name and option and f" {option} " in given:
                 ctx.fail(why)
-        return super().parse_args(ctx, args)
+        with _answered(ctx, self):
+            return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run it; what it does is the first line where nothing else is printed soon."""
@@ -214,7 +233,8 @@ class _Command(_Shared, TyperCommand):
             return super().invoke(ctx)
         program, _, name = ctx.command_path.rpartition("main ")
         summary = self.get_short_help_str().rstrip(".")
-        with announced(f"{name or program}: {summary[:1].lower()}{summary[1:]}"):
+        line = f"{name or program}: {summary[:1].lower()}{summary[1:]}"
+        with announced(line), _answered(ctx, self):
             return super().invoke(ctx)
 
 

@@ -422,8 +422,10 @@ class FederatedSurvival(Federation):
                 "horizon = None with epsilon: the largest of y would show the record that has it; "
                 "give the time up to which all sites follow their records"
             )
-        horizon = float(table[:, 0].max()) if self.horizon is None else self.horizon
-        if self.horizon is None and horizon == 0:
+        known = table[np.isfinite(table[:, 0]), 0]
+        # What is missing or infinite is refused with its record.
+        horizon = float(known.max(initial=0.0) or 1.0) if self.horizon is None else self.horizon
+        if self.horizon is None and not table[:, 0].any():
             raise DataError(
                 "all times of y are 0; give horizon, the time up to which records are followed"
             )

@@ -24,6 +24,7 @@ from fedsurrogate.common.backbones.backbone_names import in_column_order
 from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.identity import normal
 from fedsurrogate.common.methods import method_named
+from fedsurrogate.common.renamed import SETTINGS
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings import Settings
 from fedsurrogate.common.settings.base import Scalar, check_epsilon_given, known_keys, short
@@ -161,7 +162,9 @@ def shown(value: object) -> str:
 
 
 def suggestion(name: str, known: Sequence[str] | set[str]) -> str:
-    """A question for an error: whether a similar name was meant; empty without one."""
+    """For an error: the name of today, or a question whether a similar one was meant; empty without one."""
+    if today := SETTINGS.get(name.replace("__", ".").replace("_", "-")):
+        return f"; it is now {today.replace('.', '__').replace('-', '_')!r}"
     close = difflib.get_close_matches(name, sorted(known), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
 

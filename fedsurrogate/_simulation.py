@@ -28,7 +28,6 @@ from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.settings import Settings
 from fedsurrogate.common.settings.base import Scalar, parse_settings
 from fedsurrogate.common.surrogates.surrogates import in_class_order
-from fedsurrogate.common.targets.metrics import metric_text
 from fedsurrogate.common.wire.model_proto import load_model
 from fedsurrogate.server_app.deployment.submit import OnEvent
 from fedsurrogate.server_app.monitoring.watch import Progress
@@ -79,18 +78,18 @@ class Result:
         Raises:
             RunError: for a run in which nothing measured it.
         """
-        if (accuracy := self._accuracy()) is None:
+        if (accuracy := self.metrics["accuracy"].get("model")) is None:
             raise RunError(
                 f"the run in '{self.folder}' did not measure the accuracy on all test records; see "
                 "metrics['accuracy'], which has what the sites measured, and metrics for another "
                 "target than classes"
             )
-        return accuracy
+        return float(accuracy)
 
     @property
     def auroc(self) -> float:
         """The mean area under the ROC curve over the classes of the test records, each against all
-        others.
+        others, or over labels.
 
         Raises:
             RunError: where it is undefined, or nothing measured it.
@@ -169,21 +168,12 @@ class Result:
         return page if page.exists() else write_report(self.folder)
 
     def __repr__(self) -> str:
-        accuracy, used = self._accuracy(), self.metrics["sites"]["used"]
-        shown = "accuracy unknown" if accuracy is None else in_words(scores_of(self.metrics))
-        if measured := self.metric_values:
-            output, values = next(iter(measured.items()))
-            shown = f"{output}: " + ", ".join(
-                f"{key} {metric_text(key, each)}" for key, each in values.items()
-            )
+        used = self.metrics["sites"]["used"]
+        shown = in_words(scores_of(self.metrics)) or "accuracy unknown"
         return f"Result({self._settings()['method']}, {used} sites, {shown}, {self.bytes} bytes up)"
 
-    def _accuracy(self) -> float | None:
-        accuracy = self.metrics["accuracy"].get("model")
-        return None if accuracy is None else float(accuracy)
-
     def _score(self, name: str) -> float:
-        if (value := scores_of(self.metrics)[name]) is None:
+        if (value := scores_of(self.metrics).get(name)) is None:
             raise RunError(
                 f"{SCORES[name]} of the run in '{self.folder}' is undefined for its test records, or "
                 "was not measured; see metrics['quality'], and metrics for another target than classes"
@@ -310,7 +300,7 @@ def gather(
         )
     if backbone is not None:
         flat["backbone"] = OWN_BACKBONE if _images.is_own(backbone) else str(backbone)
-    _check_sites(sites)
+    check_sites(sites)
     if isinstance(sites, int) and (data is None or isinstance(data, str)):
         if test is not None:
             raise ConfigError(
@@ -347,7 +337,7 @@ def gather(
     return Simulation(count, records, extra, flat, columns=names)
 
 
-def _check_sites(sites: object) -> None:
+def check_sites(sites: object) -> None:
     """Raise ConfigError unless sites are a number of at least one, or a list."""
     if isinstance(sites, int) and is_whole(sites):
         if sites < 1:
@@ -416,7 +406,7 @@ def simulate(
         >>> result.accuracy > 0.9, result.metrics["sites"]["used"]
         (True, 3)
     """
-    _check_sites(sites)
+    check_sites(sites)
     settings = with_target_columns(settings, [data] if isinstance(sites, int) else sites)
     bags = settings.pop("bags", None)
     if bags is not None:

@@ -13,7 +13,8 @@ from torch import nn
 from fedsurrogate._arrays import data_frame
 from fedsurrogate._images import Images
 from fedsurrogate._inputs import check, flat_settings, is_whole, shown, writing
-from fedsurrogate._simulation import OF_BACKBONE, STATED, Pair, Simulation, gather
+from fedsurrogate._simulation import OF_BACKBONE, STATED, Pair, Simulation, check_sites, gather
+from fedsurrogate._targets import with_target_columns
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.settings.base import Scalar
 from fedsurrogate.server_app import sweep as sweeps
@@ -49,9 +50,9 @@ class Sweep:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """One table row for each run: the varied settings, AUROC, balanced accuracy, accuracy, that of
-        the majority baseline, bytes, epsilon spent, seconds,
-        folder, error.
+        """One table row for each run: the varied settings, AUROC, balanced accuracy, accuracy and that of
+        the majority baseline, or the score of another target, bytes, epsilon spent, seconds, folder,
+        error.
         """
         return [trial.row() for trial in self.trials]
 
@@ -61,8 +62,8 @@ class Sweep:
         return [trial for trial in self.trials if trial.error]
 
     def summary(self) -> list[sweeps.Summary]:
-        """One row for each combination of settings: mean and standard deviation of the accuracy,
-        and in `others` of the other scores, over the seeds.
+        """One row for each combination of settings: in `spreads` the mean and standard deviation of each
+        score over the seeds.
         """
         return sweeps.summarise(self.trials)
 
@@ -84,8 +85,9 @@ class Sweep:
             over: the horizontal axis: a setting with numbers, such as "epsilon", "sites" or
                 "rounds", or "bytes" for those that all sites sent; "" for the setting with the most
                 values.
-            score: "auroc", "balanced accuracy", "accuracy" or "majority"; "" for AUROC where one class
-                is so large that accuracy misleads, else for accuracy.
+            score: "auroc", "balanced accuracy", "accuracy", "majority", "r2" or "concordance"; "" for AUROC
+                where one class is so large that accuracy misleads, else for accuracy or that of another
+                target.
 
         Raises:
             ConfigError: for an axis that the sweep does not vary, another score, or a file that cannot be written.
@@ -98,7 +100,7 @@ class Sweep:
 
     def __repr__(self) -> str:
         score = sweeps.leading_score(summaries := self.summary())
-        found = [(mean, each) for each in summaries if (mean := each.spread(score)[0]) is not None]
+        found = [(mean, each) for each in summaries if (mean := each.means[score]) is not None]
         shown = ""
         if found:
             mean, best = max(found, key=lambda pair: pair[0])
@@ -156,7 +158,9 @@ def sweep(
         >>> [row["accuracy"] > 0.8 for row in table.rows]
         [True, True]
     """
-    fixed = {"method": "fedpft"} | settings
+    check_sites(sites)
+    entries = [data] if isinstance(sites, int) else sites
+    fixed = {"method": "fedpft"} | with_target_columns(settings, entries)
     output = Path(str(fixed.pop("output_dir", "runs"))).expanduser().absolute()
     resume, workers = fixed.pop("resume", None), _workers(fixed.pop("workers", 1))
     trials = sweeps.combinations(_values(grid), _listed(seeds))

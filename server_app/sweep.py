@@ -13,19 +13,31 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedsurrogate.common.errors import ConfigError, FedSurrogateError
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.settings.base import Scalar, short
 
-from .runs.scores import ACCURACY, AUROC, SCORES, in_words, leading, scores_of
+from .runs.scores import AUROC, OF_CLASSES, SCORES, in_words, leading, scores_of
 from .trial_process import Processes, Start
 
 Varied = dict[str, Scalar]
-# Mean and standard deviation; None where there are too few runs.
-Spread = tuple[float | None, float | None]
+
+
+class Spread(NamedTuple):
+    """A score of several runs.
+
+    Attributes:
+        mean: None where no run has it.
+        deviation: standard deviation; None below two runs.
+        runs: that have it.
+    """
+
+    mean: float | None = None
+    deviation: float | None = None
+    runs: int = 0
 
 
 @dataclass(frozen=True)
@@ -35,18 +47,15 @@ class Trial:
     Attributes:
         varied: its values of the settings that the sweep varies, the seed among them.
         seconds: duration of the run.
-        accuracy: of the model, in [0, 1]; None where the run failed or trains none.
         bytes: sent by all sites.
         epsilon: spent; None without privacy.
         folder: its run folder; empty where the run failed.
         error: why it failed; empty where it did not.
-        scores: AUROC, balanced accuracy, accuracy and that of the majority baseline, by the names of
-            `SCORES`.
+        scores: of the model, by the names of `SCORES`; empty where the run failed.
     """
 
     varied: Varied
     seconds: float
-    accuracy: float | None = None
     bytes: int | None = None
     epsilon: float | None = None
     folder: str = ""
@@ -55,23 +64,17 @@ class Trial:
 
     def row(self) -> dict[str, Any]:
         """The trial as one row of a table: the varied settings, then the results."""
-        scores = dict.fromkeys(SCORES) | dict(self.scores) | {ACCURACY: self.accuracy}
+        scores = self.scores or dict.fromkeys(OF_CLASSES)
         results = {"bytes": self.bytes, "epsilon spent": self.epsilon}
         return (
             self.varied
-            | scores
+            | dict(scores)
             | results
             | {"seconds": round(self.seconds, 3), "folder": self.folder, "error": self.error}
         )
 
     def __str__(self) -> str:
-        text = (
-            f"failed: {self.error}"
-            if self.error
-            else "no accuracy"
-            if self.accuracy is None
-            else in_words(dict(self.scores) | {ACCURACY: self.accuracy})
-        )
+        text = f"failed: {self.error}" if self.error else in_words(self.scores) or "no score"
         return f"{named(self.varied)}: {text}, {self.seconds:.1f} s"
 
 
@@ -81,32 +84,22 @@ class Summary:
 
     Attributes:
         varied: their settings, without the seed.
-        runs: number of those with an accuracy.
+        runs: number of those that did not fail.
         failed: number of those that failed.
-        accuracy: mean, in [0, 1]; None without one.
-        deviation: standard deviation of the accuracy; None below two runs.
         bytes: mean.
-        others: mean and standard deviation of the other scores, by the names of `SCORES`.
+        spreads: of the scores, by the names of `SCORES`.
     """
 
     varied: Varied
     runs: int
     failed: int
-    accuracy: float | None
-    deviation: float | None
     bytes: float | None
-    others: Mapping[str, Spread] = field(default_factory=dict)
-
-    def spread(self, score: str) -> Spread:
-        """Mean and standard deviation of a score of `SCORES`."""
-        if score == ACCURACY:
-            return self.accuracy, self.deviation
-        return self.others.get(score, (None, None))
+    spreads: Mapping[str, Spread]
 
     @property
     def means(self) -> dict[str, float | None]:
         """Mean of each score of `SCORES`."""
-        return {name: self.spread(name)[0] for name in SCORES}
+        return {name: each.mean for name, each in self.spreads.items()}
 
 
 def named(varied: Mapping[str, Scalar]) -> str:
@@ -314,47 +307,40 @@ def text_of(trials: Sequence[Trial]) -> str:
     """The summary of trials as lines, for a plain terminal."""
     lines = []
     for each in summarise(trials):
-        spread = "" if each.deviation is None else f" (accuracy ± {each.deviation:.4f})"
-        accuracy = in_words(each.means) + spread if each.runs else "no accuracy"
+        name = leading(each.means)
+        deviation = each.spreads[name].deviation
+        spread = "" if deviation is None else f" ({SCORES[name]} ± {deviation:.4f})"
+        scores = in_words(each.means) + spread or "no score"
         failed = f", {each.failed} failed" if each.failed else ""
         runs = f"{each.runs} run{'' if each.runs == 1 else 's'}"
-        lines.append(f"{named(each.varied) or 'all'}: {accuracy}, {runs}{failed}")
+        lines.append(f"{named(each.varied) or 'all'}: {scores}, {runs}{failed}")
     return "\n".join(lines) or "no run is done"
 
 
 def _summary(group: Sequence[Trial]) -> Summary:
-    accuracies = [trial.accuracy for trial in group if trial.accuracy is not None]
     sent = [trial.bytes for trial in group if trial.bytes is not None]
-    others = {
+    failed = sum(bool(trial.error) for trial in group)
+    spreads = {
         name: _spread([value for trial in group if (value := trial.scores.get(name)) is not None])
         for name in SCORES
-        if name != ACCURACY
     }
-    return Summary(
-        _settings(group[0]),
-        len(accuracies),
-        sum(bool(trial.error) for trial in group),
-        *_spread(accuracies),
-        statistics.fmean(sent) if sent else None,
-        others,
-    )
+    mean = statistics.fmean(sent) if sent else None
+    return Summary(_settings(group[0]), len(group) - failed, failed, mean, spreads)
 
 
 def leading_score(summaries: Sequence[Summary]) -> str:
     """The score by which combinations are compared: AUROC where all have one, and in some runs one class
     is so large that accuracy misleads.
     """
-    found = [each.means for each in summaries if each.accuracy is not None]
-    known = all(each[AUROC] is not None for each in found)
-    return AUROC if known and AUROC in map(leading, found) else ACCURACY
+    found = [each.means for each in summaries if in_words(each.means)]
+    first = list(dict.fromkeys(map(leading, found)))
+    known = AUROC in first and all(each[AUROC] is not None for each in found)
+    return AUROC if known else next((name for name in first if name != AUROC), leading({}))
 
 
 def _spread(values: Sequence[float]) -> Spread:
-    """Mean; standard deviation of two or more."""
-    return (
-        statistics.fmean(values) if values else None,
-        statistics.stdev(values) if len(values) > 1 else None,
-    )
+    deviation = statistics.stdev(values) if len(values) > 1 else None
+    return Spread(statistics.fmean(values) if values else None, deviation, len(values))
 
 
 def _settings(trial: Trial) -> Varied:
@@ -377,7 +363,6 @@ def _finished(varied: Varied, seconds: float, folder: Path) -> Trial:
     return Trial(
         varied,
         seconds,
-        metrics["accuracy"].get("model"),
         metrics["bytes"]["up"],
         spent,
         str(folder),

@@ -268,3 +268,27 @@ def test_an_unknown_setting_of_a_site_is_refused(
 ) -> None:
     assert commands.site(monkeypatch, "settings", "datadir") == 1
     assert capsys.readouterr().err == "error: unknown key 'datadir'; did you mean 'data-dir'?\n"
+
+
+ASKING = [
+    (app, path, [each.opts[0] for each in command.params if getattr(each, "prompt", None)])
+    for app, path, command in LEAVES
+    if any(getattr(each, "prompt", None) for each in command.params)
+]
+
+
+@pytest.mark.parametrize(("app", "path", "options"), ASKING, ids=lambda each: str(each))
+def test_where_nobody_can_answer_the_options_are_named_that_do(
+    app: str, path: tuple[str, ...], options: list[str]
+) -> None:
+    """As in a script, with an input that ends."""
+    known = ["north", "--node-config", "data=digits"]
+    words = [*path, *(known[:1] if path == ("enrol",) else known[1:])]
+    found = CliRunner().invoke(APPS[app], words, input="")
+    assert found.exit_code == 2
+    assert f"nobody can answer here; give {' and '.join(options)}" in found.output
+    # One answer alone is not enough, and is not asked for again.
+    for one in options[1:]:
+        found = CliRunner().invoke(APPS[app], [*words, one, "1"], input="")
+        left = [each for each in options if each != one]
+        assert f"nobody can answer here; give {' and '.join(left)}" in found.output

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsurrogate.common.errors import ConfigError
-from fedsurrogate.common.models.class_metrics import ranking_samples
+from fedsurrogate.common.models.class_metrics import bootstrap_weights, ranking_samples
 from fedsurrogate.common.models.classifiers import class_indices
 from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.privacy.gaussian_mechanism import clip, weigh_mean_over_columns
@@ -395,16 +395,17 @@ def success(ratios: Matrix, members: Mask, seed: int = 0) -> AttackResult:
     """
     from sklearn.metrics import roc_auc_score
 
-    drawn, areas = np.random.default_rng(seed), []
     pairs, count = len(ratios) // 2, members.shape[1]
     truth, scores = members[: 2 * pairs].ravel(), ratios[: 2 * pairs].ravel()
-    for _ in range(RESAMPLES):
-        # How often each pair, and each record, is drawn.
-        times, records = (
-            np.bincount(drawn.integers(0, most, most), minlength=most) for most in (pairs, count)
-        )
-        weights = np.outer(np.repeat(times, 2), records).reshape(1, -1)
-        areas.append(ranking_samples(truth, scores, weights.astype(np.float64))[0].item())
+    # How often each pair, and each record, is drawn.
+    times, records = (
+        bootstrap_weights(most, None, RESAMPLES, seed + at)
+        for at, most in enumerate((pairs, count))
+    )
+    areas = [
+        ranking_samples(truth, scores, np.outer(np.repeat(each, 2), own).reshape(1, -1))[0].item()
+        for each, own in zip(times, records, strict=True)
+    ]
     low, high = np.percentile(areas, [2.5, 97.5])
     false = np.logspace(-4, 0, 60)
     fixed = _rates(ratios, members, np.array([0.01, 0.001]))

@@ -64,9 +64,11 @@ def read_imagefolder(source: DataSource, name: str, left: LeftOut) -> Records:
         files = [files[row] for row in images]
         is_train = None if is_train is None else is_train[images]
     if not files and not left.one_by_one:
+        dicom = any(not is_image(each) and _is_image_or_dicom(each) for each in root.iterdir())
+        advice = "set data to 'dicom' for DICOM files, or " if dicom else ""
         raise DataError(
-            f"'{root}' has no images in class folders; it has {listing(root)}; make one folder per "
-            f"class with images in it, or put a table with the columns 'path' and "
+            f"'{root}' has no images in class folders; it has {listing(root)}; {advice}make one folder "
+            f"per class with images in it, or put a table with the columns 'path' and "
             f"{source.label_column!r} next to them"
         )
     in_bags = source.bags == OF_FOLDER

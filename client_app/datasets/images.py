@@ -79,8 +79,8 @@ MOST_PAGES = 1000
 # Bits of a subfile: a smaller copy, and a mask.
 NO_IMAGE = 1 | 4
 DICOM_AMONG_IMAGES = (
-    "it is a DICOM file among image files; keep them in folders of their own, and read this one as "
-    "DICOM"
+    "it is a DICOM file among image files; set data to 'dicom' if all are, or keep them in folders of "
+    "their own"
 )
 ADVICE = "scale the values to the full range of 16 bits, or save the image with 8 bits"
 

@@ -518,7 +518,7 @@ def _whole_number(value: Any) -> Any:
 # Endings of files that hold tables which no reader here takes.
 OTHER_TABLES = re.compile(
     r"\.(xls[xmb]?|ods|numbers|tab|feather|arrow|orc|dta|sav|sas7bdat|rds|rdata|jsonl|ndjson|pkl|pickle|sqlite3?"
-    r"|(csv|tsv|parquet|jsonl?)\.(gz|zip|bz2|xz|zst))$",
+    r"|(csv|tsv|parquet|jsonl?)\.(gz|zip|bz2|xz|zst))$|^(labels?|metadata|annotations?)\.(txt|json|xml|db)$",
     re.IGNORECASE,
 )
 # How truth values are written in a text, by every writer of tables.

@@ -260,7 +260,7 @@ class TargetSettings(Section):
     ] = ""
     time_column: Name = ""
     event_column: Name = ""
-    horizon: Annotated[float, Unit("time-unit")] = Field(0.0, ge=0, le=1e300)
+    horizon: Annotated[float, Unit("time-unit")] = Field(0.0, ge=0, le=1e15)
     bins: Annotated[int, Unit("bins")] = Field(0, ge=0, le=1000)
     time_head: Literal["auto", "cells", "residuals"] = "auto"
     time_unit: str = Field("", max_length=40)

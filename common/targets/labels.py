@@ -390,6 +390,12 @@ def _metrics(sums: Mapping[str, float]) -> dict[str, float]:
     return found | ({"auroc": sums["concordant"] / pairs} if pairs > 0 else {})
 
 
+def _chance(metrics: Mapping[str, float], z: float) -> float:
+    """By Mann & Whitney 1947."""
+    positive, records = metrics["positive"], metrics["records"]
+    return 0.5 + z * math.sqrt((records + 1) / (12 * positive * (records - positive)))
+
+
 LABELS = Kind(
     "multilabel",
     ("label_columns", "label_sets"),
@@ -398,5 +404,6 @@ LABELS = Kind(
     _measured,
     _metrics,
     score="auroc",
+    chance=_chance,
     columns=("label_columns", "label"),
 )

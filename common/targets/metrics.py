@@ -127,7 +127,8 @@ IN_WORDS = {
 }
 # Metrics that are numbers of records, and those in the unit of a number.
 COUNTS = ("records", "positive", "events")
-IN_UNIT = ("mae", "rmse", "bias", "agreement_low", "agreement_high")
+QUARTILES = {"lower quartile": 0.25, "median": 0.5, "upper quartile": 0.75}
+IN_UNIT = ("mae", "rmse", "bias", "agreement_low", "agreement_high", *QUARTILES)
 Sums = dict[str, float]
 
 

@@ -173,6 +173,13 @@ def _metrics(sums: Mapping[str, float]) -> dict[str, float]:
     return found | ({"r2": 1 - sums["squared"] / spread} if spread > LOST * sums["energy"] else {})
 
 
+def _chance(metrics: Mapping[str, float], z: float) -> float:
+    """Of all answers with a correlation r, whatever their spread, R^2 is at most r^2, and r of n records is
+    normal with variance 1 / n by chance.
+    """
+    return z**2 / metrics["records"]
+
+
 NUMBER = target.Kind(
     "regression",
     ("target_range", "value_columns"),
@@ -181,5 +188,6 @@ NUMBER = target.Kind(
     _measured,
     _metrics,
     score="r2",
+    chance=_chance,
     columns=("value_columns", "value"),
 )

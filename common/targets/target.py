@@ -291,6 +291,9 @@ class Kind:
             over records that add up over sites.
         metrics: what people read, from these sums, of which "records" is above zero.
         score: the metric that says most.
+        chance: from the metrics, and the quantile z of a normal distribution, the score that chance alone
+            does not exceed with its probability; infinite where no records tell. None for a score of
+            which nobody has said it.
         columns: the field that names the columns, and a name for a column that has none; empty
             where columns have fixed names.
         trained: settings of sums alone, with the values that leave no trace of them where sites train
@@ -305,6 +308,7 @@ class Kind:
     measured: Callable[[Tensor, Tensor], dict[str, float]]
     metrics: Callable[[Mapping[str, float]], dict[str, float]]
     score: str
+    chance: Callable[[Mapping[str, float], float], float] | None = None
     columns: tuple[str, str] = ("", "")
     once: Mapping[str, str] = field(default_factory=dict)
     trained: Mapping[str, str] = field(default_factory=dict)

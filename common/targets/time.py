@@ -153,9 +153,9 @@ class Time(Target):
 
     Example:
         >>> time = Time(("t", "e"), (0.0, 1.0, 2.0))
-        >>> values = torch.tensor([[0.5, 1.0], [1.0, 1.0], [1.2, 0.0], [2.0, 1.0], [2.0, 0.0]])
+        >>> values = torch.tensor([[0.5, 1.0], [1.0, 1.0], [1.2, 0.0], [2.0, 1.0], [0.5, 0.0]])
         >>> time.cells(values).tolist()
-        [0, 0, 3, 1, 4]
+        [0, 0, 3, 1, 3]
     """
 
     columns: tuple[str, ...]
@@ -453,6 +453,14 @@ def _metrics(sums: Mapping[str, float]) -> dict[str, float]:
     return found | ({"concordance": sums["concordant"] / pairs} if pairs > 0 else {})
 
 
+def _chance(metrics: Mapping[str, float], z: float) -> float:
+    """By Kendall 1938, for the pairs of two events: those with a record without one make it less."""
+    events = metrics["events"]
+    if events < 2:
+        return math.inf
+    return 0.5 + z * math.sqrt((2 * events + 5) / (18 * events * (events - 1)))
+
+
 TIME = Kind(
     "survival",
     ("time_column", "event_column", "horizon", "bins", "time_unit", "time_head"),
@@ -461,6 +469,7 @@ TIME = Kind(
     _measured,
     _metrics,
     score="concordance",
+    chance=_chance,
     once={"time_head": HEADS[0]},
     trained={"time_head": HEADS[0]},
 )

@@ -231,7 +231,7 @@ def _print_summaries(summaries: Sequence[Any]) -> None:
     rows = []
     for each in summaries:
         sent = "" if each.bytes is None else human_bytes(each.bytes)
-        cells = [_percent(*each.spread(name)) for name in scores or [first]]
+        cells = [_percent(*each.spreads[name][:2]) for name in scores or [first]]
         varied = map(str, each.varied.values())
         rows.append((*varied, *cells, str(each.runs), str(each.failed), sent))
     columns = [*summaries[0].varied, *columns, "runs", "failed", "uplink"]

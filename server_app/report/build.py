@@ -160,7 +160,7 @@ def _page(run: RunFolder, folder: Path, beside: Sequence[tuple[str, RunFolder]])
         "metric_values": (metric_values := metrics_view(run)),
         "quality": quality_view(run),
         "auroc_first": scores[AUROC]
-        if leading(scores := scores_of(run.metrics)) == AUROC
+        if not metric_values and leading(scores := scores_of(run.metrics)) == AUROC
         else None,
         "warnings": warned,
         "data": data_of(run),

@@ -12,8 +12,10 @@ from typing import Any
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.escapes import percent
 from fedsurrogate.common.files import read_json
+from fedsurrogate.common.models.class_metrics import leads_with_auroc
 from fedsurrogate.common.pages.svg import BLUE, GREEN, INK, NAMED_SITES, ORANGE
 from fedsurrogate.common.targets.metrics import IN_WORDS as OF_METRICS
+from fedsurrogate.common.targets.metrics import metric_text
 
 from ..runs.state import Json, as_list, as_number, as_table, at, clean
 from .plots.rows import Series, WithInterval, draw_rows, draw_survival
@@ -105,10 +107,21 @@ def _evaluation(content: Json) -> CountsView:
     noise = as_table(content.get("noise"))
     if noise and not any(noise.values()):
         rows = [["undefined" if cell == HIDDEN else cell for cell in row] for row in rows]
-    accuracy = content.get("accuracy")
-    words = []
-    if "balanced_accuracy" in content:
-        words.append(f"Balanced accuracy: {_share(content['balanced_accuracy'])}.")
+    records = [
+        max(0.0, each.value) for row in classes.values() if (each := _range(row.get("records")))
+    ]
+    majority = max(records, default=0.0) / max(1.0, sum(records))
+    balanced = _share(content.get("balanced_accuracy"))
+    title = (
+        f"The model is right for {_share(content.get('accuracy'))} of the held-out records of "
+        f"{_sites(content)}"
+    )
+    if leads_with_auroc(majority) and balanced != HIDDEN:
+        title = f"Balanced accuracy {balanced}. {title}"
+    words = [
+        f"Balanced accuracy: {balanced}. The majority baseline is right for {percent(majority)}.",
+        "Records of other classes are not counted; the log of each site says how many it left out.",
+    ]
     if absent := as_list(content.get("without_records")):
         words.append(f"Undefined, because no record was counted: {', '.join(map(str, absent))}.")
     words += [
@@ -122,7 +135,7 @@ def _evaluation(content: Json) -> CountsView:
     return CountsView(
         "evaluation",
         _sites(content),
-        f"The model is right for {_share(accuracy)} of the held-out records of {_sites(content)}",
+        title,
         _drawn("evaluation", [*classes], series, ("class", "on held-out records"), shares=True),
         ["Class", "Records", *(_title(name) for name, _, _ in METRIC_VALUES.values())],
         rows,
@@ -199,7 +212,8 @@ def _metric_text(name: str, value: Any) -> str:
         return _number(value)
     if name in SHARES:
         return _share(value)
-    return f"{number.value:.3g} ({number.low:.3g} to {number.high:.3g})"
+    value, low, high = (metric_text(name, each) for each in (number.value, number.low, number.high))
+    return f"{value} ({low} to {high})"
 
 
 def _survey(content: Json) -> CountsView:

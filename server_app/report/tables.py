@@ -20,8 +20,8 @@ from fedsurrogate.common.settings.base import flatten
 
 from ..lifecycle.before_start import OF_RECORDS
 from ..runs.reader import RunFolder
-from ..runs.scores import at_chance, largest_share, may_be_chance
-from ..runs.state import Json, as_list, as_number, as_table
+from ..runs.scores import answers_at_chance, at_chance, largest_share, may_be_chance
+from ..runs.state import Json, as_list, as_number, as_table, at
 from .plots.rows import ROUND, AccuracyStep, steps
 from .quality_view import recorded_quality
 
@@ -255,22 +255,26 @@ def _budget(run: RunFolder) -> list[str]:
 
 def _no_better_than_chance(run: RunFolder) -> str:
     """Warn about a model that may tell nothing apart: neither the interval of its AUROC nor that of
-    its balanced accuracy is above chance.
+    its balanced accuracy is above chance, nor is an answer of another target.
     """
-    if (quality := recorded_quality(run)) is None:
+    answers = as_table(at(run.metrics, "metric_values", "all"))
+    alike = at(run.metrics, "learning", "class means")
+    if (quality := recorded_quality(run)) is not None:
+        limits = at_chance(quality)
+    elif answers:
+        limits = answers_at_chance(str(run.config.get("task")), answers)
+    elif run.accuracy is None and isinstance(alike, str):
+        limits = f"nothing measured it, and the noisy class means of all sites together {alike}"
+    else:
         return _no_better_than_the_majority_baseline(run)
-    if not (found := at_chance(quality)):
+    if not limits:
         return ""
-    limits = " and ".join(
-        f"that of its {name} is {each.low:.3f} to {each.high:.3f}, where chance has {chance:.3f}"
-        for name, chance, each in found
-    ).replace("that of", "the 95 % interval of", 1)
     epsilon = run.number("privacy", "epsilon")
     advice = "check data, labels, backbone and the method's settings"
     if epsilon:
         advice = (
-            f"epsilon = {epsilon:g} needs more records of each class, or a larger epsilon; classes that "
-            "differ in the level or the scale of few columns need features.ranges; "
+            f"epsilon = {epsilon:g} needs more records, of each class, or a larger epsilon; what shows in the "
+            "level or the scale of few columns needs features.ranges; "
             "without privacy see if it learns"
         )
     return f"The model may be no better than chance: {limits}. If it should be better, {advice}."

@@ -22,8 +22,8 @@ from fedsurrogate.common.surrogates.surrogates import AnySurrogate, SumsSurrogat
 from fedsurrogate.common.targets.metrics import added, facts_of, metrics_of
 from fedsurrogate.strategies.base.outcome import Fate, Outcome, Site
 
-from .scores import may_be_chance
-from .state import as_numbers, as_table
+from .scores import accuracy_of, answers_at_chance, may_be_chance
+from .state import as_numbers, as_table, at
 
 # Mean of max(0, z) for a standard normal z; and how far above it a count is more than noise.
 MEAN_OF_HALF, DEVIATIONS = 0.4, 3.0
@@ -457,6 +457,7 @@ def make_metrics(
         ]
     privacy = _privacy(config.plan, config.settings, outcome, simulated)
     # Of a run that has not come to its end, the sites that have not replied may have these classes.
+    answers = _metric_values(outcome)
     missing, chance = UNKNOWN, False
     accuracy: Json = outcome.accuracy | {
         "per_site": {
@@ -465,11 +466,16 @@ def make_metrics(
             if site.tested and not site.measured
         }
     }
-    if end.status == "ok" and config.target is None:
+    if end.status == "ok" and config.target is not None:
+        together = at(answers, "metric_values", "all")
+        chance = answers_at_chance(config.target.name, as_table(together)) != ""
+    elif end.status == "ok":
         missing = _missing_classes(config.settings.classes, outcome, counts or {}, privacy)
         known = list((counts or {}).values())
         classes = 0 if outcome.model is None else len(outcome.model.header.classes)
         chance = may_be_chance(outcome.quality, accuracy, known, classes)
+        if outcome.quality is None and accuracy_of(accuracy) is None:
+            chance = "class means" in outcome.learning
     metrics: Json = {
         "schema": 1,
         "method": config.method.name,
@@ -493,7 +499,7 @@ def make_metrics(
     if end.command is not None:
         metrics["seconds"]["command"] = round(end.command, 3)
     metrics |= _downstream(sites)
-    metrics |= _metric_values(outcome)
+    metrics |= answers
     optional = {
         "learning": outcome.learning,
         "parameters": outcome.parameters,

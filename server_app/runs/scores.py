@@ -6,28 +6,32 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from statistics import NormalDist
+from typing import TYPE_CHECKING, Any
 
 from fedsurrogate.common.models.class_metrics import leads_with_auroc
 
-from .state import Json, as_number, as_numbers, as_table
+from .state import Json, as_number, as_numbers, as_table, at
 
 if TYPE_CHECKING:
-    from fedsurrogate.common.models.class_metrics import Metric, ModelQuality
+    from fedsurrogate.common.models.class_metrics import ModelQuality
 
 
 # Columns of a table, by their names.
 AUROC, BALANCED, ACCURACY, MAJORITY = "auroc", "balanced accuracy", "accuracy", "majority"
-SCORES = {
+OF_CLASSES = (AUROC, BALANCED, ACCURACY, MAJORITY)
+# Of labels, numbers and times.
+OF_TARGETS = (AUROC, "r2", "concordance")
+SCORES = {name: name for name in (*OF_CLASSES, *OF_TARGETS)} | {
     AUROC: "AUROC",
-    BALANCED: "balanced accuracy",
-    ACCURACY: "accuracy",
     MAJORITY: "majority baseline",
+    "r2": "R²",
 }
 
 
 def scores_of(metrics: Json) -> dict[str, float | None]:
-    """Mean AUROC over classes, balanced accuracy, accuracy, and the accuracy of the majority baseline.
+    """Of classes the mean AUROC, balanced accuracy, accuracy, and the accuracy of the majority
+    baseline; of another target the mean over its answers of the metric that says most.
 
     Args:
         metrics: content of metrics.json.
@@ -38,7 +42,14 @@ def scores_of(metrics: Json) -> dict[str, float | None]:
     Example:
         >>> scores_of({"accuracy": {"model": 0.9, "majority": 0.8}})["majority"]
         0.8
+        >>> scores_of({"metric_values": {"all": {"age": {"r2": 0.5}, "bmi": {"r2": 0.25}}}})
+        {'r2': 0.375}
     """
+    answers = as_table(at(metrics, "metric_values", "all")).values()
+    for name in OF_TARGETS:
+        known = [own[name] for own in map(as_numbers, answers) if name in own]
+        if known:
+            return {name: sum(known) / len(known)}
     averages = as_table(as_table(metrics.get("quality")).get("averages"))
     accuracy = as_table(metrics.get("accuracy"))
 
@@ -54,7 +65,8 @@ def scores_of(metrics: Json) -> dict[str, float | None]:
 
 
 def leading(scores: Mapping[str, float | None]) -> str:
-    """The score that says most: AUROC where one class is so large that accuracy misleads.
+    """The score that says most: AUROC where one class is so large that accuracy misleads, and that of
+    another target.
 
     Args:
         scores: by name.
@@ -63,8 +75,10 @@ def leading(scores: Mapping[str, float | None]) -> str:
         >>> leading({"auroc": 0.7, "accuracy": 0.9, "majority": 0.9})
         'auroc'
     """
-    unequal = leads_with_auroc(scores.get(MAJORITY) or 0.0)
-    return AUROC if unequal and scores.get(AUROC) is not None else ACCURACY
+    known = [name for name in SCORES if scores.get(name) is not None]
+    if ACCURACY in known and not (AUROC in known and leads_with_auroc(scores.get(MAJORITY) or 0.0)):
+        return ACCURACY
+    return known[0] if known else ACCURACY
 
 
 def in_words(scores: Mapping[str, float | None]) -> str:
@@ -102,20 +116,20 @@ def may_be_chance(
         classes: of the model; what an even guess reaches counts where no site has reported records.
     """
     if quality is not None:
-        return bool(at_chance(quality))
+        return at_chance(quality) != ""
     reached, largest = accuracy_of(accuracy), largest_share(accuracy, counts)
     largest = 1 / classes if largest is None and classes else largest
     return reached is not None and largest is not None and reached <= largest + MARGIN
 
 
-def at_chance(quality: ModelQuality) -> list[tuple[str, float, Metric]]:
-    """AUROC and balanced accuracy, with what chance reaches, if the interval of neither is above it.
+def at_chance(quality: ModelQuality) -> str:
+    """The intervals of AUROC and balanced accuracy in words, if neither is above what chance reaches.
 
     Args:
         quality: metrics of the model.
 
     Returns:
-        Name, chance and measure of each; empty for a model that is better, or if nothing is known.
+        What chance has beside each; empty for a model that is better, or if nothing is known.
     """
     classes = len(quality.classes) - len(quality.left_out)
     chances = {"macro_auroc": ("AUROC", 0.5)}
@@ -125,8 +139,52 @@ def at_chance(quality: ModelQuality) -> list[tuple[str, float, Metric]]:
         for key, (name, chance) in chances.items()
         if (each := quality.averages.get(key)) is not None and each.low is not None
     ]
-    above = any((each.low or 0.0) > chance for _, chance, each in found)
-    return [] if classes < 2 or above else found
+    if classes < 2 or any((each.low or 0.0) > chance for _, chance, each in found):
+        return ""
+    return " and ".join(
+        f"that of its {name} is {each.low:.3f} to {each.high:.3f}, where chance has {chance:.3f}"
+        for name, chance, each in found
+    ).replace("that of", "the 95 % interval of", 1)
+
+
+def answers_at_chance(task: str, answers: Mapping[str, Any]) -> str:
+    """The answer of another target than classes that is best, in words, if none is above what chance alone
+    reaches in 97.5 % of the cases.
+
+    Args:
+        task: of the run.
+        answers: their metrics, by name.
+
+    Returns:
+        The score and what chance reaches; empty for a model that is better, or if nothing is known.
+
+    Example:
+        >>> answers_at_chance("regression", {"age": {"records": 100.0, "r2": 0.01}})
+        "its answer 'age' has R² 0.010, and chance alone reaches 0.038"
+        >>> answers_at_chance("regression", {"age": {"records": 1000.0, "r2": 0.01}})
+        ''
+    """
+    from fedsurrogate.common.targets.registry import TARGETS
+
+    if (kind := TARGETS.get(task)) is None or kind.chance is None:
+        return ""
+    known = {
+        name: metrics for name, own in answers.items() if kind.score in (metrics := as_numbers(own))
+    }
+    # Of many answers, one is more often above chance by chance.
+    z = NormalDist().inv_cdf(1 - 0.025 / max(1, len(known)))
+    try:
+        limits = {name: kind.chance(own, z) for name, own in known.items()}
+    except (LookupError, ValueError, ArithmeticError):
+        # Of another version, or odd.
+        return ""
+    best = max(known, key=lambda name: known[name][kind.score] - limits[name], default="")
+    if not known or known[best][kind.score] > limits[best]:
+        return ""
+    return (
+        f"its answer {best!r} has {SCORES[kind.score]} {known[best][kind.score]:.3f}, and chance alone "
+        f"reaches {limits[best]:.3f}"
+    )
 
 
 def accuracy_of(accuracy: Json) -> float | None:

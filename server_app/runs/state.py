@@ -501,6 +501,8 @@ def event_line(event: Json) -> str:
         >>> time = "2026-01-02T03:04:05.678+00:00"
         >>> event_line({"time": time, "event": "round", "round": 1, "accuracy": 0.5})
         '03:04:05 round round=1 accuracy=50.0%'
+        >>> event_line({"time": time, "event": "e", "values": {"records": 12345.0, "auroc": 2 / 3}})
+        '03:04:05 e values=records:12345 auroc:0.667'
     """
     shares = event.get("event") == "compared"
     details = " ".join(
@@ -516,4 +518,6 @@ def _short(value: object, unit: Callable[[float], str] | None = None) -> str:
         return unit(number)
     if isinstance(value, dict):
         return " ".join(f"{key}:{_short(each)}" for key, each in value.items())
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.0f}" if value.is_integer() and abs(value) < 1e15 else f"{value:.3g}"

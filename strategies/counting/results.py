@@ -29,6 +29,7 @@ from fedsurrogate.common.targets.counted import (
     CountedTimes,
     counted,
 )
+from fedsurrogate.common.targets.metrics import QUARTILES
 from fedsurrogate.common.targets.target import Target
 from fedsurrogate.common.wire.surrogate_proto import Counts, check_tables
 
@@ -276,7 +277,7 @@ UNDEFINED = Interval()
 
 
 def total(cells: Tensor, variance: float) -> Interval:
-    """The sum of noisy cells; its interval is for the noise alone.
+    """The sum of noisy cells, never below zero; its interval is for the noise alone.
 
     Args:
         cells: counts, of any shape.
@@ -286,8 +287,7 @@ def total(cells: Tensor, variance: float) -> Interval:
         >>> total(torch.tensor([20.0, 30.0]), variance=0.0)
         Interval(value=50.0, low=50.0, high=50.0)
     """
-    value, room = float(cells.sum()), Z * math.sqrt(variance * cells.numel())
-    return Interval(value, value - room, value + room)
+    return _around(float(cells.sum()), math.sqrt(variance * cells.numel()), 0.0)
 
 
 def rate(inside: Tensor, outside: Tensor, variance: float) -> Interval:
@@ -496,7 +496,7 @@ def _number_surveyed(how: CountedTarget, at: int, part: Tensor, variance: float)
     assert isinstance(how, CountedNumbers)
     low, high = how.target.ranges[at]
     found = {}
-    for name, share in (("lower quartile", 0.25), ("median", 0.5), ("upper quartile", 0.75)):
+    for name, share in QUARTILES.items():
         if float(part.sum()) < max(1.0, VISIBLE * math.sqrt(variance * len(part))):
             found[name] = UNDEFINED
             continue
@@ -660,7 +660,7 @@ def _times_evaluated(how: CountedTarget, table: Tensor, variance: float) -> Json
 
 def _around(value: float, deviation: float, least: float = -math.inf) -> Interval:
     room = Z * deviation
-    return Interval(value, max(least, value - room), value + room)
+    return Interval(*(max(least, value + way * room) for way in (0, -1, 1)))
 
 
 def _scaled(interval: Interval, factor: float) -> Interval:

@@ -32,6 +32,7 @@ from ..pooling.class_means import (
     Components,
     by_site,
     differ_across,
+    differ_by_chance,
     even_lengths,
     noise_of_counts_and_sums,
     pool,
@@ -194,6 +195,12 @@ def _differ(surrogates: Sequence[SumsSurrogate]) -> float:
     except RunError:
         return 1.0
     return min(shrink(own)[1], differ_across(own, noise_of_counts_and_sums(surrogates)[1]))
+
+
+def class_means_in_words(surrogates: Sequence[SumsSurrogate]) -> dict[str, str]:
+    """That the class means of all sites together are alike, as a fact; nothing where they differ."""
+    alike = differ_by_chance(pool(by_site(surrogates)))
+    return {"class means": "differ by no more than noise and sampling explain"} if alike else {}
 
 
 def unused(surrogates: Sequence[SumsSurrogate], gaussians: Mixtures) -> str:

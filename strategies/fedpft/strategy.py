@@ -184,6 +184,8 @@ class FedPFT(OneShot[AnySurrogate]):
             facts["shrinkage"] = learned.shrinkage
         if learned.reason:
             facts["reason"] = learned.reason
+        if noisy := [each for each in learned.defended.kept if isinstance(each, SumsSurrogate)]:
+            facts |= private_head.class_means_in_words(noisy)
         return Learned(learned.head, learned.defended, learned, facts)
 
     def defend(
@@ -226,6 +228,7 @@ def fedpft_head_from_sum(total: Total, config: Run) -> Learned:
             these sums.
     """
     how, added = choices(config.settings).solver, 0.0
+    facts: dict[str, str | float] = {"solver": how}
     if total.claim is not None:
         check_moments(total)
         counts, sums, squares = (
@@ -233,6 +236,7 @@ def fedpft_head_from_sum(total: Total, config: Run) -> Learned:
         )
         pooled = SumsSurrogate(total.header, Sums(counts, sums, squares, total.sigmas), total.claim)
         head, gaussians = learn_from_sums([pooled], "distributed", config.settings.fedpft.rank)
+        facts |= private_head.class_means_in_words([pooled])
     else:
         statistics, header = of_total(total)
         solved = solution(statistics, how, given_shrinkage(config.settings.head))
@@ -240,7 +244,7 @@ def fedpft_head_from_sum(total: Total, config: Run) -> Learned:
     mixtures = Surrogate(head.header, gaussians, total.claim)
     head = total.mapped(head, config.public_frame(total.dimension))
     learned = LearnedHead(head, [mixtures], Defended([]), how, added=added)
-    return Learned(head, Defended([]), learned, {"solver": how, **repair_facts(added)})
+    return Learned(head, Defended([]), learned, facts | repair_facts(added))
 
 
 SOLVERS = {"lda": lda, "ridge": ridge, BALANCED_RIDGE: balanced_ridge, "naive-bayes": naive_bayes}

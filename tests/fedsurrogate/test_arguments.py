@@ -100,6 +100,8 @@ BAD: list[tuple[Callable[[], object], str]] = [
     (lambda: fs.features(IMAGE, device="gpu"), "'cuda' or 'cuda:0'"),
     (lambda: fs.features(IMAGE, imagesize=3), "did you mean 'image_size'"),  # type: ignore[call-arg]
     (lambda: fs.simulate([(X, Y)], rounds=5), "unknown key 'rounds'"),
+    (lambda: fs.simulate([(X, Y)], target="survival"), "no argument 'target'; it is now 'task'"),
+    (lambda: fs.fit(X, Y, secure_sum=True), "it is now 'secure_aggregation'"),
     (lambda: fs.load(3), "path = 3: must be a path"),  # type: ignore[call-overload]
     (lambda: fs.load(""), "path is empty"),
     (lambda: fs.load("x.pb", int), "must be Model, ImageModel or Surrogate"),  # type: ignore[type-var]

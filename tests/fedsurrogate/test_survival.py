@@ -152,6 +152,14 @@ def test_survival_is_known_up_to_the_largest_time_in_any_unit(unit: float) -> No
     assert np.array_equal(last[:, 0], model.predict_survival_function(X[:5])[:, -1])
 
 
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -1.0])
+def test_a_time_that_no_record_has_is_named_whatever_the_horizon(wrong: float) -> None:
+    times = np.stack([np.append(np.arange(1.0, 10.0), wrong), np.ones(10)], 1)
+    for horizon in (None, 5.0):
+        with pytest.raises(DataError, match=r"1 of 10 records have .* such as row 10"):
+            fs.FederatedSurvival(horizon=horizon).fit(np.ones((10, 2)), times)
+
+
 def test_times_that_are_all_zero_ask_for_a_horizon() -> None:
     with pytest.raises(DataError, match="all times of y are 0; give horizon"):
         Survival().fit(X, Surv.from_arrays(Y["event"], 0 * Y["time"]))

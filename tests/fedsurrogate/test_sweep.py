@@ -5,15 +5,25 @@ others with it.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lifelines.utils import concordance_index
+from scipy import stats
+from sklearn import metrics as sk
 from sklearn.datasets import load_digits
 
 import fedsurrogate as fs
 import fedsurrogate.server_app.deployment.local_engine
 from fedsurrogate.common.errors import ConfigError, DataError
+from fedsurrogate.server_app.report.plots.sweep import draw_sweep
+from fedsurrogate.server_app.runs.scores import SCORES
+from fedsurrogate.server_app.sweep import Trial, summarise
 from tests.commands import coordinator
 
 DIGITS = load_digits()
@@ -37,13 +47,80 @@ def test_a_sweep_gives_what_single_runs_give(
         assert (row["accuracy"], row["bytes"]) == (alone.accuracy, alone.bytes)
     first = found.summary()[0]
     assert first.runs == 2
-    assert first.accuracy == pytest.approx(sum(row["accuracy"] for row in found.rows[:2]) / 2)
+    assert first.spreads["accuracy"].mean == pytest.approx(
+        sum(row["accuracy"] for row in found.rows[:2]) / 2
+    )
     assert list(found.to_frame()["accuracy"]) == [row["accuracy"] for row in found.rows]
     assert json.loads(found.file.read_text()) == found.rows
     assert "\n" not in repr(found)
     assert "4 of 4: method=average, seed=1" in capsys.readouterr().out
     found.plot(tmp_path / "plot.png")
     assert (tmp_path / "plot.png").stat().st_size > 5000
+
+
+@pytest.mark.parametrize("task", ["multilabel", "regression", "survival"])
+def test_a_sweep_over_another_target_than_classes_has_its_score(
+    task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    x, z = X[:900], Y[:900] + X[:900, 20]
+    table = {
+        "multilabel": np.stack([z > 4, z < 7], 1).astype(float),
+        "regression": np.stack([z, z**2], 1),
+        "survival": np.stack([10 - z, z > 2], 1),
+    }[task]
+    own = {"regression": {"target_range": "0,10;0,100"}, "survival": {"horizon": 10.0}}.get(
+        task, {}
+    )
+    data: dict[str, Any] = {"sites": [(x[k:600:2], table[k:600:2]) for k in range(2)]}
+    data |= {"test": (x[600:], table[600:]), "task": task, "output_dir": tmp_path} | own
+    result = fs.simulate(**data)
+    answer, truth = result.model.predict(x[600:]), table[600:]
+    name, wanted = {
+        "multilabel": lambda: ("auroc", sk.roc_auc_score(truth, answer)),
+        "regression": lambda: ("r2", sk.r2_score(truth, answer)),
+        "survival": lambda: ("concordance", concordance_index(truth[:, 0], -answer, truth[:, 1])),
+    }[task]()
+    found = fs.sweep(grid={"shrinkage": [0.0, 0.1]}, seeds=[0, 1], **data)
+    assert [row[name] for row in found.rows[2:]] == pytest.approx([wanted] * 2, abs=0.02)
+    assert found.summary()[0].spreads[name] == (pytest.approx(wanted, abs=1e-3), 0.0, 2)
+    printed = capsys.readouterr().out
+    for text in (repr(result), repr(found), printed):
+        assert re.search(rf"\b{SCORES[name]} 0\.\d{{4}}\b|best mean {SCORES[name]} 0", text)
+    assert found.plot().axes[0].get_ylabel().startswith(SCORES[name])
+    if task == "multilabel":
+        assert result.auroc == pytest.approx(wanted, abs=1e-3)
+
+
+@given(
+    st.lists(
+        st.lists(st.none() | st.floats(-1, 1), min_size=1, max_size=4), min_size=2, max_size=3
+    ),
+    st.sampled_from(["accuracy", "r2"]),
+    st.integers(1, 2),
+)
+@settings(max_examples=25, deadline=None)
+def test_a_plot_has_the_interval_of_the_runs_with_a_score_within_its_range(
+    values: list[list[float | None]], score: str, lines: int
+) -> None:
+    trials = [
+        Trial({"epsilon": at + 1.0, "seed": seed} | kind, 1.0, scores={score: value})
+        for kind in ([{"method": "a"}, {"method": "b"}] if lines == 2 else [{}])
+        for at, own in enumerate(values)
+        for seed, value in enumerate(own)
+    ]
+    axes = draw_sweep(summarise(trials), score=score).axes[0]
+    known = [[value for value in own if value is not None] for own in values]
+    shown = [own for own in known if own]
+    if len(shown) < 2:
+        return
+    assert (axes.get_legend() is None) == (lines == 1)
+    for drawn in axes.containers:
+        ends = drawn.lines[2][0].get_segments()
+        for own, ((_, low), (_, high)) in zip(shown, ends, strict=True):
+            n, mean = len(own), np.mean(own)
+            half = stats.t.ppf(0.975, n - 1) * np.std(own, ddof=1) / n**0.5 if n > 1 else 0.0
+            wanted = (min(mean, max(0.0, mean - half)), min(1.0, mean + half))
+            assert (low, high) == pytest.approx(wanted, abs=1e-9)
 
 
 def test_a_failed_run_is_a_row_with_its_reason_and_the_others_go_on(

@@ -47,7 +47,7 @@ def draw_sweep(summaries: Sequence[Summary], over: str = "", score: str = "") ->
     if score and score not in SCORES:
         raise ConfigError(f"score = {score!r}: use {', '.join(map(repr, SCORES))}")
     score = score or leading_score(summaries)
-    shown = [each for each in summaries if each.spread(score)[0] is not None]
+    shown = [each for each in summaries if each.means.get(score) is not None]
     figure = Figure(figsize=(6.4, 4.0), layout="constrained")
     axes = figure.add_subplot()
     if shown:
@@ -149,18 +149,19 @@ def _place(axis: str, summary: Summary) -> float:
 
 
 def _mean(summary: Summary, score: str) -> float:
-    return summary.spread(score)[0] or 0.0
+    return summary.means.get(score) or 0.0
 
 
 def _interval(summary: Summary, score: str) -> tuple[float, float]:
     """The 95 % interval of the mean, by Student's t, within [0, 1]; of width zero below two runs."""
     from scipy.special import stdtrit
 
-    mean, deviation = summary.spread(score)
-    half = 0.0
+    _, deviation, runs = summary.spreads[score]
+    mean, half = _mean(summary, score), 0.0
     if deviation is not None:
-        half = float(stdtrit(summary.runs - 1, 0.975)) * deviation / math.sqrt(summary.runs)
-    return max(0.0, (mean or 0.0) - half), min(1.0, (mean or 0.0) + half)
+        half = float(stdtrit(runs - 1, 0.975)) * deviation / math.sqrt(runs)
+    # The R² of numbers may be below zero.
+    return min(mean, max(0.0, mean - half)), min(1.0, mean + half)
 
 
 def _beside(points: Sequence[Summary], score: str) -> list[list[float]]:

@@ -179,10 +179,13 @@ def test_intervals_draw_pairs_of_releases_and_records(seed: int) -> None:
     half = drawn.random((4, 30)) < 0.5
     members = np.stack([half, ~half], 1).reshape(8, 30)
     scores = drawn.normal(size=members.shape) + members
-    found, again = success(scores, members, seed), np.random.default_rng(seed)
-    areas = []
-    for _ in range(100):
-        pairs, records = again.integers(0, 4, 4).tolist(), again.integers(0, 30, 30).tolist()
+    found, areas = success(scores, members, seed), []
+    times = [
+        np.random.default_rng(seed + at).multinomial(most, np.full(most, 1 / most), 100)
+        for at, most in enumerate((4, 30))
+    ]
+    for each in zip(*times, strict=True):
+        pairs, records = (np.repeat(np.arange(len(own)), own).tolist() for own in each)
         rows = [row for side in (0, 1) for row in (2 * pair + side for pair in pairs)]
         cells = [(row, record) for row in rows for record in records]
         truth, ratios = ([table[cell] for cell in cells] for table in (members, scores))

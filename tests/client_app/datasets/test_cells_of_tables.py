@@ -282,6 +282,8 @@ def test_a_text_is_the_number_that_pandas_reads(text: str) -> None:
         "Labels.TSV.XZ",
         "labels.pkl",
         "labels.json.zst",
+        "Labels.txt",
+        "annotations.json",
     ],
 )
 @pytest.mark.parametrize("kind", ["imagefolder", "dicom"])

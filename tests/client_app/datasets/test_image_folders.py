@@ -138,6 +138,11 @@ def test_a_folder_without_images_is_refused_by_what_it_has(tmp_path: Path) -> No
         ):
             read(root, **more)
     dicom = root / "a" / "2"
+    flat = root.with_name("flat")
+    flat.mkdir()
+    (flat / "IM1").write_bytes(bytes(128) + b"DICM")
+    with pytest.raises(DataError, match="has 'IM1'; set data to 'dicom' for DICOM files, or make"):
+        read(flat)
     dicom.write_bytes(bytes(128) + b"DICM")
     wanted = f"1 files in the class folders are DICOM, such as '{dicom}'; set data to 'dicom'"
     with pytest.raises(DataError, match=re.escape(wanted)):

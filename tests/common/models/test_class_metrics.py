@@ -25,6 +25,7 @@ from fedsurrogate.common.models.class_metrics import (
     ranking_samples,
     report,
     wilson,
+    with_interval,
 )
 
 CLASSES = ("a", "b", "c")
@@ -255,6 +256,60 @@ def test_averages_are_those_of_scikit_learn_over_all_classes_with_a_record(found
             assert metric.low <= metric.value <= metric.high
 
 
+def expected_interval(
+    value: float, samples: np.ndarray, units: int
+) -> tuple[float | None, float | None]:
+    """The expanded percentile interval of a share for so many units; Wilson's where no sample differs from a
+    value of 0 or 1; none where it would not hold the value.
+    """
+    known = samples[np.isfinite(samples)]
+    if units < 2 or not len(known) or len(known) < len(samples) / 2:
+        return None, None
+    tail = norm.cdf(-np.sqrt(units / (units - 1)) * t.ppf(0.975, units - 1))
+    low, high = np.quantile(known, [tail, 1 - tail])
+    if low == high and value in (0, 1):
+        limits = binomtest(round(value * units), units).proportion_ci(method="wilson")
+        low, high = limits.low, limits.high
+    return (low, high) if low - 1e-9 <= value <= high + 1e-9 else (None, None)
+
+
+@given(records())
+@settings(max_examples=40, deadline=None)
+def test_each_metric_has_the_records_and_the_interval_of_its_own_group(found: Judged) -> None:
+    names, draws = tuple("abcde"[: found.probabilities.shape[1]]), 25
+    made, everyone = report(found, names, draws=draws), np.arange(len(found.labels))
+    weights = bootstrap_weights(len(everyone), found.patients, draws, 0)
+    patients = everyone if found.patients is None else np.array(found.patients)
+    for index, row in enumerate(made.per_class):
+        truth, decided = found.labels == index, found.decisions == index
+        groups = {
+            "sensitivity": (truth, decided),
+            "specificity": (~truth, ~decided),
+            "ppv": (decided, truth),
+            "npv": (~decided, ~truth),
+        }
+        for name, (group, hit) in groups.items():
+            metric = row.metric_values[name]
+            assert metric.support == group.sum()
+            if not group.any():
+                assert metric.value is None
+                continue
+            below = weights @ group
+            drawn = np.divide(
+                weights @ (group & hit), below, out=np.full(draws, np.nan), where=below > 0
+            )
+            limits = expected_interval(hit[group].mean(), drawn, len(set(patients[group])))
+            assert (metric.low, metric.high) == pytest.approx(limits, abs=1e-12), name
+        area = row.metric_values["auroc"]
+        if area.value is not None:
+            units = min(len(set(patients[group])) for group in (truth, ~truth))
+            samples = ranking_samples(truth, found.probabilities[:, index], weights)[0]
+            limits = expected_interval(area.value, samples, units)
+            assert (area.low, area.high) == pytest.approx(limits, abs=1e-9)
+        error = row.metric_values["calibration_error"]
+        assert (error.low, error.high, error.support) == (None, None, len(everyone))
+
+
 @given(st.integers(0, 10**6), st.integers(2, 200), st.sampled_from([1, 6]))
 @settings(max_examples=60)
 def test_curves_are_those_of_scikit_learn_and_points_of_reliability_have_all_records(
@@ -285,6 +340,21 @@ def test_wilsons_interval_is_that_of_scipy(units: int, share: float) -> None:
     count = round(share * units)
     limits = binomtest(count, units).proportion_ci(method="wilson")
     assert wilson(count, units) == pytest.approx((limits.low, limits.high), abs=1e-12)
+
+
+@given(st.floats(0, 1), st.floats(-0.2, 0.2), st.integers(2, 50))
+@settings(max_examples=40)
+def test_an_interval_that_does_not_hold_its_value_is_left_out(
+    value: float, bias: float, units: int
+) -> None:
+    """As of a calibration error, which samples have larger: .036 stood before .040 to .076."""
+    samples = value + bias + np.linspace(-0.05, 0.05, 101)
+    found = with_interval(value, samples, units, units)
+    low, high = interval(samples, units) or (math.nan, math.nan)
+    assert found.value == value
+    assert (found.low, found.high) == (
+        pytest.approx((low, high)) if low <= value <= high else (None, None)
+    )
 
 
 @pytest.mark.parametrize(

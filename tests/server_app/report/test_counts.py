@@ -87,6 +87,8 @@ def test_an_evaluation_is_shown_with_its_intervals_and_what_the_noise_hides(tmp_
         "201 (190 to 212) 81.0% (75.0% to 87.0%) 90.0% (84.0% to 96.0%) 93.0% (90.0% to 96.0%)",
         "yes -3 (-12 to 6) hidden by the noise 70.0% (60.0% to 80.0%) hidden by the noise",
         "epsilon 1, delta 1e-05 at each site",
+        "The majority baseline is right for 100.0%",
+        "Records of other classes are not counted",
         "At site clinic alone: accuracy 70.0% (50.0% to 90.0%)",
         "Exact accuracy, known because the run was a simulation: 85.0%",
         "How good the model is at the sites",
@@ -94,6 +96,18 @@ def test_an_evaluation_is_shown_with_its_intervals_and_what_the_noise_hides(tmp_
         assert words in text
     assert "<b>no</b>" not in html
     assert 'class="evaluation"' in html
+    assert "Balanced accuracy 70.0%" not in text
+    share = {"value": 0.7, "low": 0.6, "high": 0.8}
+    (tmp_path / "more").mkdir()
+    _, text = page(folder(tmp_path / "more", evaluation=EVALUATION | {"balanced_accuracy": share}))
+    assert "Balanced accuracy 70.0% (60.0% to 80.0%). The model is right for 84.0%" in text
+
+
+def test_errors_and_numbers_of_records_have_no_exponents(tmp_path: Path) -> None:
+    volume = {"records": interval(12345, 12300, 12400), "mae": interval(31415.9, 2718.28, 99999)}
+    content = {"schema": 1, "kind": "evaluation", "sites": 3, "task": "regression"}
+    _, text = page(folder(tmp_path, evaluation=content | {"outputs": {"volume": volume}}))
+    assert "12,345 (12,300 to 12,400) 31,416 (2718 to 99,999)" in text
 
 
 def test_a_survey_is_shown_with_each_site_and_what_a_run_could_reach(tmp_path: Path) -> None:

@@ -8,11 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import fedsurrogate as fs
+from fedsurrogate.common.targets.registry import TARGETS
 from fedsurrogate.server_app.cli.control import show_result
 from fedsurrogate.server_app.report.build import write_report
-from fedsurrogate.server_app.runs.scores import may_be_chance
+from fedsurrogate.server_app.runs.scores import answers_at_chance, may_be_chance
+from tests.client_app.model_use.hospitals import PRIVATE as DEPLOYED
+from tests.client_app.model_use.hospitals import hospital, rows_of_classes
+from tests.grid import FAST, InProcessGrid, metrics_of, run_federation
 
 PRIVATE = {"epsilon": 1.0, "delta": 1e-5}
 
@@ -77,3 +82,96 @@ def test_without_metrics_an_accuracy_is_compared_with_the_majority_baseline(
     accuracy: dict[str, Any], counts: list[dict[str, float]], classes: int, found: bool
 ) -> None:
     assert may_be_chance(None, accuracy, counts, classes) == found
+
+
+TASKS: dict[str, dict[str, Any]] = {
+    "multilabel": {},
+    "regression": {"target_range": "20,80"},
+    "survival": {"horizon": 3.0},
+}
+
+
+def values(task: str, hidden: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """What follows from a hidden number of each record."""
+    if task == "multilabel":
+        return np.stack([hidden > 0, hidden > 1], 1).astype(float)
+    if task == "regression":
+        return np.asarray(50 + 10 * hidden)[:, None]
+    event, seen = random.exponential(np.exp(-hidden)), random.exponential(2, len(hidden))
+    return np.stack([np.minimum(event, seen).round(1), event <= seen], 1).astype(float)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_answers_that_follow_chance_are_seldom_called_better(task: str) -> None:
+    random, kind, better = np.random.default_rng(3), TARGETS[task], 0
+    for _ in range(80):
+        hidden = random.normal(size=120)
+        table = torch.from_numpy(values(task, hidden, random))
+        # With ties; of numbers, around their mean and of any spread.
+        scores = torch.from_numpy(random.normal(size=120).round(1))
+        scores = 50 + random.uniform(0, 4) * scores if task == "regression" else scores
+        columns = table.unbind(1) if task == "multilabel" else [table.squeeze(1)]
+        found = {
+            str(at): {"records": 120.0} | kind.metrics(kind.measured(scores.roll(at), column))
+            for at, column in enumerate(columns)
+        }
+        better += not answers_at_chance(task, found)
+    # By chance in 2.5 of a hundred cases: 2, and with four standard deviations 8.
+    assert better <= 8
+
+
+@pytest.mark.parametrize(
+    ("task", "answers"),
+    [
+        ("multilabel", {"a": {"records": 9.0, "positive": 0.0, "brier": 0.1}}),
+        ("regression", {"age": {"records": 1.0, "mae": 2.0}}),
+        ("survival", {"risk": {"records": 5.0, "events": 0.0}}),
+        ("class", {"risk": {"auroc": 0.5}}),
+        ("multilabel", {"a": {"records": 9.0, "positive": 9.0, "auroc": 0.1}}),
+        ("multilabel", {"a": {"auroc": 0.1}}),
+        ("regression", {}),
+    ],
+)
+def test_what_nothing_measured_is_not_called_chance(task: str, answers: Any) -> None:
+    assert answers_at_chance(task, answers) == ""
+
+
+@pytest.mark.parametrize("learns", [True, False])
+@pytest.mark.parametrize("task", TASKS)
+def test_a_model_of_another_target_at_chance_has_no_green_card(
+    task: str, learns: bool, tmp_path: Path
+) -> None:
+    random, sites = np.random.default_rng(5), []
+    for _ in range(3):
+        hidden = random.normal(size=1000)
+        x = random.normal(size=(1000, 64)) + 5 + hidden[:, None] * learns
+        sites.append((x, values(task, hidden, random)))
+    own: dict[str, Any] = {"task": task, "epsilon": 8.0, "delta": 1e-5, "output_dir": tmp_path}
+    run = fs.simulate(sites[:2], test=sites[2], **own, **TASKS[task])
+    card, page = run.metrics["card"], write_report(run.folder).read_text()
+    assert (card["state"], card["at_chance"]) == (("green", False) if learns else ("amber", True))
+    assert ("may be no better than chance: its answer" in page) == (not learns)
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_a_private_run_that_nothing_measured_says_where_its_class_means_are_alike(
+    alike: bool, tmp_path: Path
+) -> None:
+    """As in a deployment: its sites may measure no accuracy."""
+    rows, random, nodes = rows_of_classes(), np.random.default_rng(0), []
+    for k in range(2):
+        node = hospital(tmp_path, f"clinic-{k}", rows[k:240:2])
+        files = sorted(Path(str(node["data-dir"])).rglob("*.png"))
+        for file in files if alike else ():
+            file.rename(file.parents[1] / str(random.choice(["1", "2", "7"])) / file.name)
+        nodes.append(node)
+    # One run in forty looks better than it is by its noise; three in a row do not.
+    for number in range(3):
+        folder = run_federation(tmp_path, InProcessGrid(nodes, run_id=number), **(FAST | DEPLOYED))
+        metrics = metrics_of(folder)
+        assert metrics["accuracy"] == {"per_site": {}}
+        if metrics["card"]["at_chance"] == alike:
+            break
+    assert metrics["card"]["state"] == ("amber" if alike else "green")
+    page = " ".join(write_report(folder).read_text().split())
+    assert ("chance: nothing measured it, and the noisy class means" in page) == alike
