@@ -51,13 +51,13 @@ def test_points_are_moved_to_the_limit_towards_the_median(
     random = np.random.default_rng(seed)
     rows = np.array(sizes)[:, None] * random.normal(size=(len(sizes), 12))
     points = [{"a": torch.from_numpy(row[:8].reshape(2, 4)), "b": torch.from_numpy(row[8:])} for row in rows]  # fmt: skip
-    found = bounded(points, noise)
+    inside, shares = bounded(points, noise)
     apart = rows - np.median(rows, 0)
     lengths = np.linalg.norm(apart, axis=1)
     limit = limit_of(lengths.tolist(), noise * (math.sqrt(12) + 6))
     kept = np.minimum(1, limit / lengths) if len(sizes) > 2 else np.ones(len(sizes))
-    assert found.kept == pytest.approx(kept.tolist())
-    for point, row, off, share in zip(found.points, rows, apart, kept, strict=True):
+    assert shares == pytest.approx(kept.tolist())
+    for point, row, off, share in zip(inside, rows, apart, kept, strict=True):
         flat = torch.cat([point["a"].flatten(), point["b"]]).numpy()
         np.testing.assert_allclose(flat, row + (share - 1) * off, atol=1e-9)
 

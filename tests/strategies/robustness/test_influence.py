@@ -54,7 +54,7 @@ def test_one_lie_moves_the_mean_by_what_honest_sites_differ_by(
     good = honest(count - 1, seed, spread)
     false = lie * (good.mean(0) if opposite else torch.ones(30))
     points = [{"w": each} for each in [*good, false]]
-    mean = torch.stack([each["w"] for each in bounded(points).points]).mean(0)
+    mean = torch.stack([each["w"] for each in bounded(points)[0]]).mean(0)
     radius = float((good - good.mean(0)).norm(dim=1).max())
     # The centre lies between honest values, coordinate by coordinate.
     assert float((mean - good.mean(0)).norm()) < (3 + TIMES) * radius
@@ -66,14 +66,14 @@ def test_sites_that_differ_alike_are_not_touched_and_the_order_does_not_matter(
     count: int, seed: int, place: int
 ) -> None:
     points = [{"w": each} for each in honest(count, seed, 1.0)]
-    found = bounded(points)
-    assert found.kept == [1.0] * count
-    assert all(bool((a["w"] == b["w"]).all()) for a, b in zip(points, found.points, strict=True))
+    inside, kept = bounded(points)
+    assert kept == [1.0] * count
+    assert all(bool((a["w"] == b["w"]).all()) for a, b in zip(points, inside, strict=True))
     points[place % count] = {"w": 100 * torch.ones(30)}
-    found = bounded(points)
-    turned = bounded(points[::-1])
-    assert found.kept[place % count] < 1
-    for a, b in zip(found.points, turned.points[::-1], strict=True):
+    inside, kept = bounded(points)
+    turned, _ = bounded(points[::-1])
+    assert kept[place % count] < 1
+    for a, b in zip(inside, turned[::-1], strict=True):
         assert torch.allclose(a["w"], b["w"])
 
 
