@@ -109,6 +109,7 @@ OWN: dict[str, tuple[str, ...]] = {
     "its bytes go to a parser of the registry, with nothing done to them before": (
         "client_app/methods/sums.py:class_moments",
         "client_app/methods/sums.py:coded_moments",
+        "strategies/counting/strategy.py:Counting.parse",
         "strategies/secure_aggregation/steps.py:Steps._key_list",
     ),
 }

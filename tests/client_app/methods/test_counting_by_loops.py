@@ -223,7 +223,7 @@ QUESTIONS = st.lists(st.integers(1, 4), min_size=1, max_size=3)
 
 def counted(sizes: list[int]) -> Any:
     """A target that is counted with so many cells in each question; a value is its cell."""
-    questions = [SimpleNamespace(cells=range(size)) for size in sizes]
+    questions = {str(at): range(size) for at, size in enumerate(sizes)}
     rows = [(at, cell) for at, size in enumerate(sizes) for cell in range(size)]
     bound = norm_of_ones(len(sizes))
     return SimpleNamespace(
