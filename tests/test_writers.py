@@ -17,6 +17,7 @@ CODE = sources(*ROOMS)
 PAGES, ESCAPES, CONSOLE = "common/pages/svg.py", "common/escapes.py", "common/command_line.py"
 # Modules that insert markup of their own, such as pictures.
 TRUST = {
+    "client_app/audit/disclosure.py",
     "client_app/audit/output.py",
     "client_app/model_use/evaluation.py",
     "client_app/model_use/target_report.py",
