@@ -41,44 +41,19 @@ ModelArgument = Annotated[
 
 
 def predict(
-    data_dir: Annotated[
-        str, typer.Option(help="Folder of the new images: image files, a table of paths, or DICOM.")
-    ],
-    out: Annotated[
-        Path, typer.Option(help="The CSV file to write, or to continue after an interruption.")
-    ],
+    data_dir: Annotated[str, typer.Option()],
+    out: Annotated[Path, typer.Option()],
     model: ModelArgument = "in-use",
     node_config: MaybeNode = None,
-    data: Annotated[
-        Literal["auto", "imagefolder", "dicom", "slides"], typer.Option(help="Kind of the images.")
-    ] = "auto",
-    patient_column: Annotated[
-        str, typer.Option(help="Column of the table that holds the patient ID.")
-    ] = "",
-    bag_column: Annotated[
-        str,
-        typer.Option(
-            help="For a model of bags, what names the bag of an image: a column of the table; study, "
-            "series or patient of DICOM; folder for folders. Else as in the node-config."
-        ),
-    ] = "",
-    by_patient: Annotated[
-        Path | None, typer.Option(help="Also write one row for each patient: CSV.")
-    ] = None,
-    positive: Annotated[str, typer.Option(help="The class that --threshold is for.")] = "",
-    threshold: Annotated[
-        float | None, typer.Option(help="Smallest probability of that class; else the stored one.")
-    ] = None,
-    abstain_above: Annotated[
-        float | None,
-        typer.Option(
-            help="Abstain where the out-of-distribution score is larger; else the stored number."
-        ),
-    ] = None,
-    score: Annotated[OodScore | None, typer.Option(help="The score for --abstain-above.")] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace an existing file.")
-    ] = False,
+    data: Literal["auto", "imagefolder", "dicom", "slides"] = "auto",
+    patient_column: str = "",
+    bag_column: str = "",
+    by_patient: Path | None = None,
+    positive: str = "",
+    threshold: float | None = None,
+    abstain_above: float | None = None,
+    score: OodScore | None = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite")] = False,
     as_json: Json = False,
 ) -> None:
     """Classify new images with a model, and write a CSV.
@@ -89,6 +64,21 @@ def predict(
     Example: site predict --data-dir /data/new --out predictions.csv
 
     Example: site predict RUN --data-dir xrays/new --out predictions.csv
+
+    Args:
+        data_dir: Folder of the new images: image files, a table of paths, or DICOM.
+        out: The CSV file to write, or to continue after an interruption.
+        data: Kind of the images.
+        patient_column: Column of the table that holds the patient ID.
+        bag_column: For a model of bags, what names the bag of an image: a column of the table;
+            study, series or patient of DICOM; folder for folders. Else as in the node-config.
+        by_patient: Also write one row for each patient: CSV.
+        positive: The class that --threshold is for.
+        threshold: Smallest probability of that class; else the stored one.
+        abstain_above: Abstain where the out-of-distribution score is larger; else the stored
+            number.
+        score: The score for --abstain-above.
+        overwrite: Replace an existing file.
     """
     from ..features.site_features import site_backbone
     from ..model_use.adaptation import adapted_classifier

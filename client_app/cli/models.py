@@ -212,32 +212,11 @@ def _report_use(name: str, before: str) -> None:
 
 
 def fetch(
-    dicomweb: Annotated[
-        str,
-        typer.Option(metavar="URL", help="The DICOMweb service, such as https://pacs/dicom-web."),
-    ],
-    query: Annotated[
-        str,
-        typer.Option(
-            metavar="'KEYWORD=VALUE ...'",
-            help="Which series: Modality, StudyDate, BodyPartExamined or other keywords of DICOM.",
-        ),
-    ],
-    labels: Annotated[
-        Path,
-        typer.Option(
-            help="Table with the labels of studies, by StudyInstanceUID, AccessionNumber or PatientID. "
-            "Only studies in it are copied; it is copied beside them."
-        ),
-    ],
-    out: Annotated[Path, typer.Option(help="The folder of the site's data, its data-dir.")],
-    env_file: Annotated[
-        Path | None,
-        typer.Option(
-            help="File with FEDSURROGATE_PACS_TOKEN=..., or _USER and _PASSWORD, _CERTIFICATE, _KEY "
-            "and _CA, that only you can read; else they are variables of the environment."
-        ),
-    ] = None,
+    dicomweb: Annotated[str, typer.Option(metavar="URL")],
+    query: Annotated[str, typer.Option(metavar="'KEYWORD=VALUE ...'")],
+    labels: Annotated[Path, typer.Option()],
+    out: Annotated[Path, typer.Option()],
+    env_file: Path | None = None,
     as_json: Json = False,
 ) -> None:
     """Copy studies from the PACS into the folder of the site's data.
@@ -247,6 +226,15 @@ def fetch(
 
     Example: site fetch --dicomweb https://pacs/dicom-web --query 'Modality=CR
     StudyDate=20240101-20241231' --labels labels.csv --out /data/chest
+
+    Args:
+        dicomweb: The DICOMweb service, such as https://pacs/dicom-web.
+        query: Which series: Modality, StudyDate, BodyPartExamined or other keywords of DICOM.
+        labels: Table with the labels of studies, by StudyInstanceUID, AccessionNumber or PatientID.
+            Only studies in it are copied; it is copied beside them.
+        out: The folder of the site's data, its data-dir.
+        env_file: File with FEDSURROGATE_PACS_TOKEN=..., or _USER and _PASSWORD, _CERTIFICATE, _KEY
+            and _CA, that only you can read; else they are variables of the environment.
     """
     from fedsurrogate.common.errors import DataError
 
