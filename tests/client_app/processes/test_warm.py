@@ -22,6 +22,9 @@ from tests.e2e.processes import PATIENCE, until
 # Stands in for `site-app`: a task is a line of Python whose result goes into a file.
 COMMAND = f"""#!{sys.executable}
 import json, os, pathlib, sys
+
+# Before the tests of this file replace it.
+INSTALLED = own_account.installed
 from fedsurrogate.client_app.processes import app_process
 from fedsurrogate.client_app.processes.own_account import take_arguments
 from fedsurrogate.common.files import owner_only
@@ -307,14 +310,14 @@ def test_an_upgrade_changes_what_is_installed(
     packages.mkdir()
     monkeypatch.setattr(own_account, "PACKAGE", tmp_path)
     monkeypatch.setattr(own_account.sysconfig, "get_path", lambda name: str(packages))
-    seen = [own_account.installed()]
-    assert own_account.installed() == seen[0]
+    seen = [INSTALLED()]
+    assert INSTALLED() == seen[0]
     (tmp_path / "common" / "part" / "a.py").write_text("22")
-    seen.append(own_account.installed())
+    seen.append(INSTALLED())
     (tmp_path / "client_app" / "b.py").touch()
-    seen.append(own_account.installed())
+    seen.append(INSTALLED())
     (packages / "torch-9.dist-info").mkdir()
-    seen.append(own_account.installed())
+    seen.append(INSTALLED())
     assert len(set(seen)) == 4
 
 
