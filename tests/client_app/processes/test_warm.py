@@ -19,12 +19,12 @@ from fedsurrogate.client_app.processes.own_account import TASK_NAME
 from fedsurrogate.server_app.deployment.submit import APP_FOLDER
 from tests.e2e.processes import PATIENCE, until
 
+# Before the tests of this file replace it.
+INSTALLED = own_account.installed
+
 # Stands in for `site-app`: a task is a line of Python whose result goes into a file.
 COMMAND = f"""#!{sys.executable}
 import json, os, pathlib, sys
-
-# Before the tests of this file replace it.
-INSTALLED = own_account.installed
 from fedsurrogate.client_app.processes import app_process
 from fedsurrogate.client_app.processes.own_account import take_arguments
 from fedsurrogate.common.files import owner_only
