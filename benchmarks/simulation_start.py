@@ -148,7 +148,7 @@ from fedsurrogate.client_app import clientapp, requests
 from fedsurrogate.client_app.methods import evaluation
 from fedsurrogate.server_app.deployment import local_engine
 add("settings, Flower and own modules", begun)
-timed("metrics and their intervals", baselines, "quality_of")
+timed("metrics and their intervals", evaluation, "quality_of")
 timed("run", local_engine, "simulate_here")
 command._draw_report = drawn
 try:
