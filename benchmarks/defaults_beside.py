@@ -278,7 +278,7 @@ def main() -> None:
         title = f"Nothing set but the data, {made_by}accuracy %"
         measured("defaults-families", title, FAMILIES, given.seeds, given.only, cell, *which)
     if "private" in given.parts:
-        rows = at_budgets(PRIVATE, EPSILONS)
+        rows = at_budgets(PRIVATE, (1.0, 2.0, 4.0, 8.0))
         title = f"Budget and classes alone, {made_by}accuracy %"
         measured("defaults-private", title, rows, given.seeds, given.only, cell, *which)
     if "secure" in given.parts:
