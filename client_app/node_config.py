@@ -12,7 +12,8 @@ import re
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from fnmatch import fnmatch
+from fnmatch import translate
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -352,12 +353,17 @@ def own_files(node: NodeConfig, reachable: bool = False) -> Iterator[str]:
         (node.check_log, IN_CHECK_LOG),
     ):
         _, within, loose = next(os.walk(folder), ("", [], []))
-        own = (name for name in (*within, *loose) if any(fnmatch(name, each) for each in patterns))
+        own = filter(_any_of(patterns).match, (*within, *loose))
         for each in (f"{folder}/{name}" for name in own):
             yield each
             for inner, folders, files in os.walk(each) if entered(each) else ():
                 yield from (f"{inner}/{name}" for name in (*folders, *files))
                 folders[:] = [name for name in folders if entered(f"{inner}/{name}")]
+
+
+@cache
+def _any_of(patterns: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(map(translate, patterns)))
 
 
 def readable_by_others(node: NodeConfig) -> list[Path]:

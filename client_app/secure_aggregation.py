@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -619,11 +619,7 @@ def create_state(node: NodeConfig, policy: Policy, name: str, state: protocol.Su
     file = state_file(node, name, state.site)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with os.scandir(file.parent) as states:
-            late = time.time() - policy.most_seconds
-            for old in states:
-                if old.name.endswith(".pb") and old.stat().st_mtime < late:
-                    Path(old).unlink(missing_ok=True)
+        _remove_old(file.parent, policy.most_seconds, int(time.time() // 3600))
         with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
             stream.write(surrogate_proto.pack_state(state))
             stream.flush()
@@ -635,6 +631,16 @@ def create_state(node: NodeConfig, policy: Policy, name: str, state: protocol.Su
                 f"the secure aggregation {name!r} has begun at this site; it does not begin a second time"
             ) from None
         raise StateError(f"{file} cannot be written ({error}); {IN_STATE_DIR}") from None
+
+
+@lru_cache(maxsize=8)
+def _remove_old(folder: Path, seconds: float, hour: int) -> None:
+    """Remove states of sums; once an hour in a process, since a simulation begins thousands in one folder."""
+    late = time.time() - seconds
+    with os.scandir(folder) as states:
+        for old in states:
+            if old.name.endswith(".pb") and old.stat().st_mtime < late:
+                Path(old).unlink(missing_ok=True)
 
 
 def read_state(run: Run, node: NodeConfig, name: str, site: str) -> protocol.SumState:

@@ -66,14 +66,15 @@ def _count(message: Message, payload: bytes) -> None:
     while waiting:
         kind, at, end = waiting.pop()
         while at < end:
-            tag, at = varint(payload, at)
+            # Most numbers have one byte.
+            tag, at = (payload[at], at + 1) if payload[at] < 128 else varint(payload, at)
             wires, scalar, within = _fields(kind).get(tag >> 3, ((), False, None))
             wire, fields = tag & 7, fields + 1
             if wire not in wires:
                 raise DecodeError("a field that the schema does not know")
             start = at
             if wire == _LENGTH:
-                length, start = varint(payload, at)
+                length, start = (payload[at], at + 1) if payload[at] < 128 else varint(payload, at)
                 at = start + length
                 packed += length * scalar
                 if within is not None:

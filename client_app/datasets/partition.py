@@ -375,8 +375,12 @@ def _test_parts(dataset: Dataset, parts: Sequence[Tensor], by_column: bool) -> l
     test, labels = _indices(~dataset.is_train), dataset.strata
     if len(parts) == 1:
         return [test]
-    if by_column or dataset.patients is None:
-        return split_test(parts, labels, test, dataset.origin if by_column else None)
+    if by_column:
+        return split_test(parts, labels, test, dataset.origin)
+    if dataset.patients is None:
+        # Every site of a simulation asks for it, in every round.
+        key = ("test parts", *(each.numpy().tobytes() for each in (labels, test, *parts)))
+        return list(remembered(key, lambda: split_test(parts, labels, test)))
     # Files may split a patient's records: the test records then follow the training records. Other
     # patients stay whole.
     following = split_test(parts, labels, test, dataset.patients)

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,7 +69,7 @@ def remove_oldest(node: NodeConfig, most_mib: float) -> None:
     for number, (_, size, file) in enumerate(newest_first):
         total += size
         if number and total > most_mib * MIB:
-            file.unlink(missing_ok=True)
+            Path(file).unlink(missing_ok=True)
             LOG.warning("%s is removed: kept-mib = %g in the policy", file, most_mib)
 
 
@@ -90,16 +92,14 @@ def has_room(node: NodeConfig, most_mib: float, more: int) -> bool:
     return fits
 
 
-def _files(node: NodeConfig, folders: tuple[str, ...]) -> Iterator[tuple[int, int, Path]]:
+def _files(node: NodeConfig, folders: tuple[str, ...]) -> Iterator[tuple[int, int, str]]:
     """Time of the last change, size and path of every file."""
     for folder in folders:
-        for file in (node.state / folder).rglob("*"):
-            try:
-                status = file.lstat()
-            except FileNotFoundError:
-                continue
-            if not file.is_dir():
-                yield status.st_mtime_ns, status.st_size, file
+        for within, _, names in os.walk(node.state / folder):
+            for file in (f"{within}/{name}" for name in names):
+                with suppress(FileNotFoundError):
+                    status = os.lstat(file)
+                    yield status.st_mtime_ns, status.st_size, file
 
 
 UNLIMITED = 10**12

@@ -11,9 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
 from ..errors import ConfigError, DisputeError, SealError, StateError, SurrogateError
@@ -368,11 +370,10 @@ def mask(
             f"shares of {len(senders)} sites for secure aggregation that needs {rules.least}"
         )
     shares, unreadable = {}, {}
+    own = X25519PrivateKey.from_private_bytes(state.secrets.sharing)
     for dealt in delivered:
         try:
-            shares[dealt.site] = open_share(
-                dealt, state.site, state.secrets.sharing, members, digest
-            )
+            shares[dealt.site] = open_share(dealt, state.site, own, members, digest)
         except SealError as error:
             unreadable[dealt.site] = str(error)
     if unreadable:
@@ -447,7 +448,7 @@ def reveal(
     for name, signature in signatures.items():
         if name not in state.summed:
             raise SealError(f"a signature of {name[:64]!r}, which is not in the sum")
-        verify(content, signature, members[name].public, PURPOSE)
+        _check_signed(content, signature, members[name].public)
     if len(signatures) < rules.threshold:
         raise SealError(
             f"{len(signatures)} sites have signed the list of summed sites; {rules.threshold} are "
@@ -459,6 +460,12 @@ def reveal(
         for kind in KINDS
     }
     return replace(state, phase="done", secrets=GONE, shares={}, spare=b""), revealed
+
+
+@lru_cache(maxsize=1024)
+def _check_signed(content: bytes, signature: bytes, public: bytes) -> None:
+    """In a simulation all sites ask, so what passed is kept."""
+    verify(content, signature, public, PURPOSE)
 
 
 def spare_seed(state: SumState) -> bytes:

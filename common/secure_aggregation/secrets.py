@@ -133,7 +133,7 @@ def _at_zero(points: tuple[int, ...]) -> dict[int, int]:
 
 PURPOSE = b"secure aggregation keys"
 # Any private key: whether another key gives a secret with it does not depend on it.
-PROBE = bytes(SEED_BYTES)
+PROBE = X25519PrivateKey.from_private_bytes(bytes(SEED_BYTES))
 # Most names of sites in one message.
 MOST_NAMED = 10
 
@@ -304,11 +304,12 @@ def public_half(private: bytes) -> bytes:
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
-def agreed(private: bytes, other: bytes, purpose: bytes) -> bytes:
+def agreed(own: X25519PrivateKey, other: bytes, purpose: bytes) -> bytes:
     """A key that two sites share.
 
     Args:
-        private: X25519, of one site.
+        own: the private key of one site, made from its bytes once for all sites: that takes longer than
+            an agreement.
         other: X25519, the public key of the other site.
         purpose: of the key; other purposes give other keys.
 
@@ -318,13 +319,17 @@ def agreed(private: bytes, other: bytes, purpose: bytes) -> bytes:
     Raises:
         SealError: for an invalid public key.
     """
-    own = X25519PrivateKey.from_private_bytes(private)
     try:
-        secret = own.exchange(X25519PublicKey.from_public_bytes(other))
+        secret = own.exchange(_public_key(other))
     except ValueError:
         raise SealError("a public key of this secure aggregation is invalid") from None
     ends = b"".join(sorted((own.public_key().public_bytes_raw(), other)))
     return derived(secret, purpose + ends)
+
+
+@lru_cache(maxsize=4096)
+def _public_key(content: bytes) -> X25519PublicKey:
+    return X25519PublicKey.from_public_bytes(content)
 
 
 def derived(secret: bytes, purpose: bytes) -> bytes:
@@ -381,12 +386,13 @@ def deal(
     """
     dealt = {kind: split(getattr(secrets, kind), threshold, len(members)) for kind in KINDS}
     content, digests = {}, {}
+    own = X25519PrivateKey.from_private_bytes(secrets.sharing)
     for index, reader in enumerate(sorted(members), 1):
         both = {kind: dealt[kind][index] for kind in KINDS}
         digests[reader] = {
             kind: share_digest(both[kind], site, reader, kind, digest) for kind in KINDS
         }
-        key = _key(secrets.sharing, members[reader], site, reader, digest)
+        key = _key(own, members[reader], site, reader, digest)
         content[reader] = ChaCha20Poly1305(key).encrypt(
             NONCE, both["blind"] + both["masking"], digest
         )
@@ -415,14 +421,14 @@ def check_dealt(dealt: Dealt) -> None:
 
 
 def open_share(
-    dealt: Dealt, reader: str, sharing: bytes, members: Mapping[str, Member], digest: bytes
+    dealt: Dealt, reader: str, own: X25519PrivateKey, members: Mapping[str, Member], digest: bytes
 ) -> dict[str, bytes]:
     """The two shares that a site has dealt to a reader.
 
     Args:
         dealt: by the site.
         reader: its name.
-        sharing: the reader's private key.
+        own: the reader's private key for shares.
         members: the key list by name.
         digest: of the key list.
 
@@ -433,7 +439,7 @@ def open_share(
         SealError: if they were changed, are for another sum, or the sender has seen another key
             list.
     """
-    key = _key(sharing, members[dealt.site], dealt.site, reader, digest)
+    key = _key(own, members[dealt.site], dealt.site, reader, digest)
     try:
         both = ChaCha20Poly1305(key).decrypt(NONCE, dealt.content[reader], digest)
     except (InvalidTag, KeyError):
@@ -503,13 +509,11 @@ def share_digest(share: bytes, site: str, reader: str, kind: str, digest: bytes)
     ).digest()
 
 
-def _key(private: bytes, other: Member, site: str, reader: str, digest: bytes) -> bytes:
+def _key(own: X25519PrivateKey, other: Member, site: str, reader: str, digest: bytes) -> bytes:
     """The key for shares from `site` to `reader`. other: the one of the two whose public key is
     used.
     """
-    return agreed(
-        private, other.sharing, b"shares" + digest + site.encode() + b"\0" + reader.encode()
-    )
+    return agreed(own, other.sharing, b"shares" + digest + site.encode() + b"\0" + reader.encode())
 
 
 def keystream(key: bytes, count: int) -> Words:
@@ -565,8 +569,8 @@ def pair_masks(
         Numbers modulo 2^32, (count,).
     """
     total = np.zeros(count, dtype=np.uint32)
-    private = masking_key(seed)
+    own = X25519PrivateKey.from_private_bytes(masking_key(seed))
     for other in sorted(others):
-        mask = keystream(agreed(private, members[other].masking, b"pair mask" + digest), count)
+        mask = keystream(agreed(own, members[other].masking, b"pair mask" + digest), count)
         total = total + mask if site < other else total - mask
     return total

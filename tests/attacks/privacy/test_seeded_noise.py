@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from flwr.app import RecordDict
 
 from fedsurrogate.client_app.methods.dp import record_gradients
@@ -330,7 +331,8 @@ def secrets_drawn() -> dict[str, bytes]:
     # Of the same secrets: only the polynomial is new.
     same = Secrets(bytes(16), bytes(range(32)), bytes(16))
     known = {**members, "a": announce("a", same, private, public_key(private), context)}
-    shares = open_share(deal("a", same, known, 2, context), "b", secrets[1].sharing, known, context)
+    reader = X25519PrivateKey.from_private_bytes(secrets[1].sharing)
+    shares = open_share(deal("a", same, known, 2, context), "b", reader, known, context)
     sealed = pb.Sealed.FromString(seal(b"a surrogate", private, {"b": public_key(private)}, b"1"))
     return {
         "noise": gaussian_mechanism.discrete_gaussian(10**12, 8).tobytes(),

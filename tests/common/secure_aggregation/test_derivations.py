@@ -67,14 +67,15 @@ def hkdf(secret: bytes, info: bytes) -> bytes:
     return hmac.new(extracted, info + b"\x01", hashlib.sha256).digest()
 
 
-def exchanged(private: bytes, public: bytes) -> bytes:
-    return X25519PrivateKey.from_private_bytes(private).exchange(
-        X25519PublicKey.from_public_bytes(public)
-    )
+private = X25519PrivateKey.from_private_bytes
 
 
-def raw(private: bytes) -> bytes:
-    return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+def exchanged(own: bytes, public: bytes) -> bytes:
+    return private(own).exchange(X25519PublicKey.from_public_bytes(public))
+
+
+def raw(own: bytes) -> bytes:
+    return private(own).public_key().public_bytes_raw()
 
 
 def chacha(key: bytes, count: int) -> list[int]:
@@ -94,7 +95,8 @@ def test_keys_and_masks_are_those_of_the_standards(
     assert public_half(one) == raw(one)
     ends = b"".join(sorted((raw(one), raw(other))))
     shared = hkdf(exchanged(one, raw(other)), label + b"purpose" + ends)
-    assert agreed(one, raw(other), b"purpose") == agreed(other, raw(one), b"purpose") == shared
+    for own, theirs in ((one, raw(other)), (other, raw(one))):
+        assert agreed(private(own), theirs, b"purpose") == shared
     assert keystream(one, count).tolist() == chacha(one, count)
     blind = hkdf(seed, label + b"own mask" + digest)
     assert own_mask(seed, digest, count).tolist() == chacha(blind, count)
@@ -264,7 +266,8 @@ def test_shares_are_sealed_and_digested_by_the_standards_and_give_the_secrets_of
         )
         key = hkdf(exchanged(secrets[site].sharing, raw(secrets[reader].sharing)), label + ends)
         both = ChaCha20Poly1305(key).decrypt(bytes(12), dealt.content[reader], digest)
-        opened[reader] = open_share(dealt, reader, secrets[reader].sharing, members, digest)
+        own_key = private(secrets[reader].sharing)
+        opened[reader] = open_share(dealt, reader, own_key, members, digest)
         assert opened[reader] == {"blind": both[:17], "masking": both[17:]}
         for kind, share in opened[reader].items():
             parts = (digest, share, kind.encode(), site.encode(), reader.encode())
@@ -278,22 +281,10 @@ def test_shares_are_sealed_and_digested_by_the_standards_and_give_the_secrets_of
         sealed = dealt.content[reader]
         for content in ({}, {reader: sealed[:-1] + bytes([sealed[-1] ^ 1])}, {reader: b""}):
             with pytest.raises(SealError, match=f"shares of site {site!r} cannot be opened"):
-                open_share(
-                    replace(dealt, content=content),
-                    reader,
-                    secrets[reader].sharing,
-                    members,
-                    digest,
-                )
+                open_share(replace(dealt, content=content), reader, own_key, members, digest)
         for digests in ({}, {reader: {}}, {reader: dealt.digests[reader] | {"masking": b""}}):
             with pytest.raises(SealError, match=f"{site!r} do not have the digests"):
-                open_share(
-                    replace(dealt, digests=digests),
-                    reader,
-                    secrets[reader].sharing,
-                    members,
-                    digest,
-                )
+                open_share(replace(dealt, digests=digests), reader, own_key, members, digest)
     chosen = data.draw(st.lists(st.sampled_from(names), unique=True))
     for kind in ("blind", "masking"):
         own = {reader: opened[reader][kind] for reader in chosen}
