@@ -32,6 +32,7 @@ IN_WORDS = OF_METRICS | {
     "coverage": "within the model's interval",
     "survival": "without the event at the horizon",
 }
+OF_CHANCE = "an AUROC, nor that of the balanced accuracy, is above what chance reaches"
 SHARES = ("sensitivity", "specificity", "auroc", "coverage", "survival", "prevalence")
 COUNTS = ("records", "present", "annotated", "events", "last seen", "outlived")
 # The measure of each output at each site that is drawn, by target.
@@ -113,16 +114,25 @@ def _evaluation(content: Json) -> CountsView:
     majority = max(records, default=0.0) / max(1.0, sum(records))
     balanced = _share(content.get("balanced_accuracy"))
     title = (
-        f"The model is right for {_share(content.get('accuracy'))} of the held-out records of "
-        f"{_sites(content)}"
+        f"The model is right for {_share(content.get('accuracy'))} of {_about(content)}held-out records of "
+        f"its classes at {_sites(content)}"
     )
     if leads_with_auroc(majority) and balanced != HIDDEN:
         title = f"Balanced accuracy {balanced}. {title}"
     words = [
         f"Balanced accuracy: {balanced}. The majority baseline is right for {percent(majority)}.",
-        "Records of other classes are not counted; the log of each site says how many it left out.",
+        "All of this is about records of the model's classes. No record of another class is counted, and the "
+        "model is wrong for each; the log of each site says how many it left out.",
     ]
-    if absent := as_list(content.get("without_records")):
+    absent = as_list(content.get("without_records"))
+    chances = [(each, 0.5) for each in measured["auroc"]]
+    chances.append(
+        (_range(content.get("balanced_accuracy")), 1 / max(1, len(classes) - len(absent)))
+    )
+    known = [(each.low, chance) for each, chance in chances if each is not None]
+    if known and not any(low > chance for low, chance in known):
+        words.insert(0, f"The model may be no better than chance: no interval of {OF_CHANCE}.")
+    if absent:
         words.append(f"Undefined, because no record was counted: {', '.join(map(str, absent))}.")
     words += [
         f"At site {site} alone: accuracy {_share(each)}."
@@ -291,6 +301,12 @@ def _number(value: Any) -> str:
         if number is None
         else f"{number.value:,.0f} ({number.low:,.0f} to {number.high:,.0f})"
     )
+
+
+def _about(content: Json) -> str:
+    """The number of counted records for a sentence; empty where noise hides it."""
+    number = _range(content.get("records"))
+    return "" if number is None else f"{number.value:,.0f} "
 
 
 def _cell(numbers: list[Any]) -> str:

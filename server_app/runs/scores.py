@@ -96,6 +96,11 @@ def in_words(scores: Mapping[str, float | None]) -> str:
     return ", ".join(f"{words} {value:.4f}" for words, value in known)
 
 
+# Of a private run without test records that may be used, as at hospitals.
+UNMEASURED = (
+    "nobody has measured this model, and it may be no better than chance; `coordinator evaluate RUN` "
+    "measures it on held-out records of the sites"
+)
 # An accuracy is compared with the largest class plus this: less is within the uncertainty of some
 # hundred test records.
 MARGIN = 0.02

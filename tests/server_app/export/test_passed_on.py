@@ -48,7 +48,8 @@ def test_the_card_shows_the_noisy_evaluation_with_its_intervals(
     ):
         low, value, high = (percent(interval[key]) for key in ("low", "value", "high"))
         assert f"{value} ({low} to {high})" in card
-    assert "of the held-out records of 3 sites." in card
+    records = round(found["records"]["value"])
+    assert f"of {records} held-out records of its classes at 3 sites." in card
     assert "counts with noise: epsilon 8, delta 1e-05 at each site" in card
     assert (
         f'"value": {round(found["accuracy"]["value"], 4)}, "name": "accuracy (95 % interval' in card
