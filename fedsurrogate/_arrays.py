@@ -140,7 +140,7 @@ def refuse_times(values: Array, what: str) -> None:
         return
     kinds = {kind for kind in {*map(type, values.ravel().tolist())} if _is_no_number(kind)}
     for place, cell in np.ndenumerate(values) if kinds else ():
-        if type(cell) in kinds and not is_missing(cell):
+        if type(cell) in kinds:
             raise _no_number(place, cell, columns, f"{what} are {ACCEPTED}")
 
 

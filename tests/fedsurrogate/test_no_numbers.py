@@ -141,12 +141,11 @@ def test_the_column_and_the_type_of_what_is_no_number_are_named(kind: str, as_fr
         lambda: fs.FederatedRegressor(target_range=(-9, 9)).fit(x, DAYS),
         lambda: fs.FederatedClassifier().fit(x, labels),
         lambda: fs.FederatedSurvival(horizon=5.0).fit(x, np.column_stack([DAYS, DIED])),
-        lambda: fs.FederatedClassifier().fit(frame[["age"]], labels).predict(x),
+        lambda: fs.FederatedClassifier().fit(frame.assign(when=DAYS), labels).predict(x),
     ]
     for ask in asked:
-        with pytest.raises(
-            DataError, match=f"column {column} holds .*leave such|column {column} holds .*durations"
-        ):
+        # All columns of a frame of complex numbers are complex to numpy.
+        with pytest.raises((DataError, ValueError), match=f"column {column} holds|[Cc]omplex"):
             ask()
 
 
@@ -166,12 +165,12 @@ def test_classes_are_no_dates_durations_or_complex_numbers(kind: str) -> None:
         lambda: fs.FederatedClassifier().fit(X, WRONG[kind]),
         lambda: fs.fit(X, WRONG[kind]),
     ):
-        with pytest.raises((DataError, ValueError)):
+        with pytest.raises((DataError, ValueError), match=r"durations|of type|row 0|[Cc]omplex"):
             ask()
 
 
-def test_missing_dates_beside_numbers_are_missing_and_no_dates() -> None:
+def test_a_missing_date_beside_numbers_is_named() -> None:
     x = pd.DataFrame(X, columns=[*"abc"]).astype(object)
     x.iloc[3, 1] = pd.NaT
-    with pytest.raises(ValueError, match="NaN"):
+    with pytest.raises(DataError, match="row 3, column 'b' holds NaTType"):
         fs.FederatedClassifier().fit(x, np.arange(N) % 2)

@@ -62,7 +62,7 @@ def test_ranks_of_sites_that_test_alone_are_called_so(tmp_path: Path) -> None:
     heading = write_report(folder).read_text().partition("<h1>")[2].partition("</h1>")[0]
     assert "a mean AUROC within sites of" in " ".join(heading.split())
     (signed,) = folder.glob(f"*{SUFFIX}")
-    card = model_card(read_signed_model(signed), folder)
+    card = model_card(read_signed_model(signed), folder).replace("\\", "")
     assert f"test records of each site. {RANKS_WITHIN}" in card
 
 
