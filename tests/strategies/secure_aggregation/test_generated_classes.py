@@ -17,11 +17,13 @@ SUMMED: dict[str, Any] = {
     "epsilon": 8.0, "delta": 1e-5, "classes": "0,1",
 }  # fmt: skip
 WIDTHS = (8, 64, 192, 512)
-# Least accuracies, by number of columns.
+# Least accuracies, by family and number of columns. Of few columns that are clipped as they are, one sum does
+# not show a level.
 LEAST = {
-    "level": dict(zip(WIDTHS, (0.7, 0.6, 0.6, 0.6), strict=True)),
-    "scale by column": dict(zip(WIDTHS, (0.6, 0.6, 0.6, 0.6), strict=True)),
-}
+    ("level", 64): 0.7, ("level", 192): 0.7, ("level", 512): 0.8,
+    ("scale by column", 8): 0.9, ("scale by column", 64): 0.87, ("scale by column", 192): 0.83,
+    ("scale by column", 512): 0.75,
+}  # fmt: skip
 
 
 def records(family: str, columns: int, count: int, seed: int) -> tuple[Any, Any]:
@@ -45,16 +47,20 @@ def summed(family: str, columns: int, folder: Path) -> Any:
     return fs.simulate(sites, test=test, output_dir=folder, **SUMMED)
 
 
-@pytest.mark.parametrize("columns", WIDTHS)
-@pytest.mark.parametrize("family", LEAST)
+@pytest.mark.parametrize(("family", "columns"), LEAST)
 def test_what_differs_is_seen_at_every_width(family: str, columns: int, tmp_path: Path) -> None:
-    assert summed(family, columns, tmp_path).accuracy > LEAST[family][columns]
+    result = summed(family, columns, tmp_path)
+    assert result.accuracy > LEAST[family, columns]
+    assert result.metrics["card"]["state"] == "green"
 
 
 @pytest.mark.parametrize("columns", WIDTHS)
 def test_where_nothing_differs_no_card_is_green(columns: int, tmp_path: Path) -> None:
-    result = summed("nothing", columns, tmp_path)
-    # Five standard deviations of 2,000 guesses.
-    assert abs(result.accuracy - 0.5) < 0.056
-    # By chance one interval in forty lies above chance.
-    assert result.metrics["card"]["at_chance"] or result.metrics["quality"]["averages"]
+    # By chance an interval in forty lies above chance; three in a row do not.
+    for number in range(3):
+        result = summed("nothing", columns, tmp_path / str(number))
+        # Five standard deviations of 2,000 guesses.
+        assert abs(result.accuracy - 0.5) < 0.056
+        if result.metrics["card"]["at_chance"]:
+            break
+    assert result.metrics["card"]["state"] == "amber"
