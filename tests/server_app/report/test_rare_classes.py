@@ -109,6 +109,9 @@ def test_an_undefined_score_is_refused_with_its_name(tmp_path: Path) -> None:
     page = write_report(result.folder).read_text()
     assert "undefined" in page
     assert "no test record is of them, and in no average: ill" in page
+    # Records of one class show of no model that it tells two apart.
+    assert result.metrics["card"]["state"] == "amber"
+    assert "may be no better than chance: its test records are of one class" in page
 
 
 @pytest.mark.parametrize("rare", [0, 1, 9, 10])
