@@ -108,19 +108,19 @@ def _evaluation(content: Json) -> CountsView:
     noise = as_table(content.get("noise"))
     if noise and not any(noise.values()):
         rows = [["undefined" if cell == HIDDEN else cell for cell in row] for row in rows]
-    records = [
-        max(0.0, each.value) for row in classes.values() if (each := _range(row.get("records")))
-    ]
+    counted = [each for row in classes.values() if (each := _range(row.get("records")))]
+    records = [max(0.0, each.value) for each in counted]
     majority = max(records, default=0.0) / max(1.0, sum(records))
-    balanced = _share(content.get("balanced_accuracy"))
-    title = (
-        f"The model is right for {_share(content.get('accuracy'))} of {_about(content)}held-out records of "
-        f"its classes at {_sites(content)}"
-    )
+    guessed = HIDDEN if any(each.low <= 0 < each.high for each in counted) else percent(majority)
+    accuracy, balanced = (_share(content.get(key)) for key in ("accuracy", "balanced_accuracy"))
+    whose = f"{_about(content)}held-out records of its classes at {_sites(content)}"
+    title = f"The model is right for {accuracy} of {whose}"
+    if accuracy == HIDDEN:
+        title = f"Noise hides the accuracy of the model on {whose}"
     if leads_with_auroc(majority) and balanced != HIDDEN:
         title = f"Balanced accuracy {balanced}. {title}"
     words = [
-        f"Balanced accuracy: {balanced}. The majority baseline is right for {percent(majority)}.",
+        f"Balanced accuracy: {balanced}. Majority baseline: {guessed}.",
         "All of this is about records of the model's classes. No record of another class is counted, and the "
         "model is wrong for each; the log of each site says how many it left out.",
     ]

@@ -72,7 +72,7 @@ def test_an_evaluation_of_another_model_is_not_on_the_card(
     hidden = measured(model, tmp_path)
     assert hidden is not None
     assert hidden.view is not None
-    assert "right for hidden by the noise of" in hidden.view.title
+    assert "Noise hides the accuracy of the model on" in hidden.view.title
 
 
 def patients(home: Path, name: str, first: int) -> NodeConfig:
