@@ -127,40 +127,20 @@ def refuse_times(values: Array, what: str) -> None:
     """
     if isinstance(values, Tensor) or hasattr(values, "toarray"):
         return
-    columns, dtype = columns_of(values), getattr(values, "dtype", None)
-    if getattr(dtype, "kind", "O") == "O":
-        try:
-            values = np.asarray(values)
-        except (TypeError, ValueError):
-            return
-        dtype = values.dtype
-    if getattr(dtype, "kind", "") in ("m", "M"):
-        raise DataError(f"{what} are dates or durations, {dtype}; {ADVICE}")
-    if getattr(dtype, "kind", "") != "O" or values.ndim not in (1, 2):
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError):
         return
-    kinds = {kind for kind in {*map(type, values.ravel().tolist())} if _is_no_number(kind)}
-    for place, cell in np.ndenumerate(values) if kinds else ():
-        if type(cell) in kinds:
-            raise _no_number(place, cell, columns, f"{what} are {ACCEPTED}")
+    if array.dtype.kind in ("m", "M"):
+        raise DataError(f"{what} are dates or durations, {array.dtype}; {ADVICE}")
+    kinds = {*map(type, array.ravel().tolist())} if array.dtype == object else {}
+    if any(map(_is_time_or_complex, kinds)) and array.ndim in (1, 2):
+        _of_objects(array, columns_of(values), f"{what} are {ACCEPTED}")
 
 
-def _is_time(kind: type) -> bool:
-    return hasattr(kind, "isoformat") or hasattr(kind, "total_seconds")
-
-
-def _is_no_number(kind: type) -> bool:
-    return _is_time(kind) or (issubclass(kind, NO_NUMBERS) and not issubclass(kind, str | bytes))
-
-
-def _no_number(
-    place: tuple[int, ...], cell: object, columns: Sequence[str], accepted: str
-) -> DataError:
-    """An error with the row, the column and the type of a cell."""
-    where = f"row {place[0]}"
-    if len(place) == 2:
-        where += f", column {columns[place[1]]!r}" if columns else f", column {place[1]}"
-    todo = ADVICE if _is_time(type(cell)) else "leave such columns out, or code them as numbers"
-    return DataError(f"{where} holds {type(cell).__name__} {str(cell)[:40]!r}; {accepted}; {todo}")
+def _is_time_or_complex(kind: type) -> bool:
+    time = hasattr(kind, "isoformat") or hasattr(kind, "total_seconds")
+    return time or (issubclass(kind, NO_NUMBERS) and not issubclass(kind, str | bytes))
 
 
 def _of_tensor(values: Tensor) -> np.ndarray[Any, Any]:
@@ -186,7 +166,15 @@ def _of_objects(
                 raise TypeError
             numbers[place] = np.nan if is_missing(cell) else float(cell)
         except (TypeError, ValueError, OverflowError):
-            raise _no_number(place, cell, columns, accepted) from None
+            where = f"row {place[0]}"
+            if len(place) == 2:
+                column = place[1]
+                where += f", column {columns[column]!r}" if columns else f", column {column}"
+            times = hasattr(cell, "isoformat") or hasattr(cell, "total_seconds")
+            todo = ADVICE if times else "leave such columns out, or code them as numbers"
+            raise DataError(
+                f"{where} holds {type(cell).__name__} {str(cell)[:40]!r}; {accepted}; {todo}"
+            ) from None
     return numbers
 
 

@@ -113,7 +113,8 @@ def _evaluation(content: Json) -> CountsView:
     majority = max(records, default=0.0) / max(1.0, sum(records))
     guessed = HIDDEN if any(each.low <= 0 < each.high for each in counted) else percent(majority)
     accuracy, balanced = (_share(content.get(key)) for key in ("accuracy", "balanced_accuracy"))
-    whose = f"{_about(content)}held-out records of its classes at {_sites(content)}"
+    about = "" if (total := _range(content.get("records"))) is None else f"{total.value:,.0f} "
+    whose = f"{about}held-out records of its classes at {_sites(content)}"
     title = f"The model is right for {accuracy} of {whose}"
     if accuracy == HIDDEN:
         title = f"Noise hides the accuracy of the model on {whose}"
@@ -125,12 +126,11 @@ def _evaluation(content: Json) -> CountsView:
         "model is wrong for each; the log of each site says how many it left out.",
     ]
     absent = as_list(content.get("without_records"))
-    chances = [(each, 0.5) for each in measured["auroc"]]
-    chances.append(
-        (_range(content.get("balanced_accuracy")), 1 / max(1, len(classes) - len(absent)))
-    )
-    known = [(each.low, chance) for each, chance in chances if each is not None]
-    if known and not any(low > chance for low, chance in known):
+    even = 1 / max(1, len(classes) - len(absent))
+    chances = [(_range(content.get("balanced_accuracy")), even)]
+    chances += [(each, 0.5) for each in measured["auroc"]]
+    above = [each.low > chance for each, chance in chances if each is not None]
+    if above and not any(above):
         words.insert(0, f"The model may be no better than chance: no interval of {OF_CHANCE}.")
     if absent:
         words.append(f"Undefined, because no record was counted: {', '.join(map(str, absent))}.")
@@ -301,12 +301,6 @@ def _number(value: Any) -> str:
         if number is None
         else f"{number.value:,.0f} ({number.low:,.0f} to {number.high:,.0f})"
     )
-
-
-def _about(content: Json) -> str:
-    """The number of counted records for a sentence; empty where noise hides it."""
-    number = _range(content.get("records"))
-    return "" if number is None else f"{number.value:,.0f} "
 
 
 def _cell(numbers: list[Any]) -> str:

@@ -272,8 +272,7 @@ def _no_better_than_chance(run: RunFolder, evaluated: bool) -> str:
         if evaluated or not card["at_chance"]:
             return "" if evaluated else f"{UNMEASURED[:1].upper()}{UNMEASURED[1:]}."
         limits = (
-            "nothing measured it, and the noisy class means of all sites together differ by no more than "
-            "noise and sampling explain"
+            "nothing measured it, and the noisy class means of all sites differ by chance at most"
         )
     else:
         return _no_better_than_the_majority_baseline(run)

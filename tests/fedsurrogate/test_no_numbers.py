@@ -167,10 +167,3 @@ def test_classes_are_no_dates_durations_or_complex_numbers(kind: str) -> None:
     ):
         with pytest.raises((DataError, ValueError), match=r"durations|of type|row 0|[Cc]omplex"):
             ask()
-
-
-def test_a_missing_date_beside_numbers_is_named() -> None:
-    x = pd.DataFrame(X, columns=[*"abc"]).astype(object)
-    x.iloc[3, 1] = pd.NaT
-    with pytest.raises(DataError, match="row 3, column 'b' holds NaTType"):
-        fs.FederatedClassifier().fit(x, np.arange(N) % 2)
