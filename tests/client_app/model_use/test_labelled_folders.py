@@ -100,6 +100,18 @@ def test_a_class_that_the_model_does_not_know_is_named(
     assert "of the model's classes only (it is wrong for all others: 5 of classes" in held.where
 
 
+def test_records_of_other_classes_in_a_simulation_are_named_as_well(tmp_path: Path) -> None:
+    """Its data are read with the classes of the run, so these records never come so far."""
+    data = {"data": "safetensors", "data-dir": str(tmp_path)}
+    run = parse_run(data | {"classes": "a,b,c"})
+    model = make_signed_model(head(1), run, None, "1", 2, KEY)
+    write(tmp_path, "all", [0, 1, 2, 3] * 5, "a,b,c,d", 20)
+    held = held_out(model, NodeConfig(), Source(simulated=run))
+    others = "5 records are of no class of the run: 'd' (5)"
+    assert f"of the model's classes only (it is wrong for all others: {others})" in held.where
+    assert held.left_out == 0
+
+
 def test_a_column_that_is_not_there_is_named_by_its_option(tmp_path: Path) -> None:
     model = make_signed_model(head(1), parse_run({}), None, "1", 2, KEY)
     write(tmp_path, "all", [0, 1, 2] * 5, "a,b,c", 15)
