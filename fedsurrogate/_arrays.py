@@ -122,10 +122,25 @@ def reals_of(values: Array, what: str = "features") -> np.ndarray[Any, Any]:
 
 
 def refuse_times(values: Array, what: str) -> None:
-    """Raise DataError for an array of dates or durations, which numpy converts without a word."""
-    dtype = getattr(values, "dtype", None)
-    if getattr(dtype, "kind", "") in ("m", "M"):
-        raise DataError(f"{what} are dates or durations, {dtype}; {ADVICE}")
+    """Raise DataError for dates or durations, which numpy converts without a word, and for cells of these
+    or complex numbers, which it refuses without their place.
+    """
+    if isinstance(values, Tensor) or hasattr(values, "toarray"):
+        return
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError):
+        return
+    if array.dtype.kind in ("m", "M"):
+        raise DataError(f"{what} are dates or durations, {array.dtype}; {ADVICE}")
+    kinds = {*map(type, array.ravel().tolist())} if array.dtype == object else {}
+    if any(map(_is_time_or_complex, kinds)) and array.ndim in (1, 2):
+        _of_objects(array, columns_of(values), f"{what} are {ACCEPTED}")
+
+
+def _is_time_or_complex(kind: type) -> bool:
+    time = hasattr(kind, "isoformat") or hasattr(kind, "total_seconds")
+    return time or (issubclass(kind, NO_NUMBERS) and not issubclass(kind, str | bytes))
 
 
 def _of_tensor(values: Tensor) -> np.ndarray[Any, Any]:

@@ -212,6 +212,7 @@ class FederatedClassifier(ClassifierMixin, Federation):  # type: ignore[misc]
                 that fails.
         """
         refuse_times(X, "features")
+        refuse_times(y, "classes of y")
         X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float32)
         check_classification_targets(y)
         classes = np.unique(y if self.classes is None else np.asarray([*self.classes]))

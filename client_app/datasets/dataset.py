@@ -22,7 +22,7 @@ from fedsurrogate.common.identity import check_one_truth
 from ..node_config import NodeConfig
 from .dicom import KEYS, OF_HEADERS, OF_ONE_IMAGE, key_of, read_dicom
 from .feature_files import feature_headers, read_safetensors, read_slides
-from .image_folders import class_folders, find_table, read_imagefolder, table_of
+from .image_folders import class_folders, find_table, path_column, read_imagefolder, table_of
 from .images import once, without_leaks
 from .left_out import LeftOut, SourceError, loss_of_other_classes, printable, warnings_of_data
 from .readers import content_key, parquet_files, read_digits, read_parquet, split_files
@@ -401,7 +401,7 @@ def read_schema(source: DataSource) -> tuple[int, str]:
                 columns += source.target.columns
         if dicom:
             _check_key(key_of(table, columns), source, table)
-        require_columns(table, ({} if dicom else {"path": ""}) | wanted, columns)
+        require_columns(table, ({} if dicom else path_column(columns)) | wanted, columns)
     return 0, ""
 
 

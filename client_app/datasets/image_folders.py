@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -306,7 +307,7 @@ def note_depth(
 def _by_table(root: Path, file: Path, source: DataSource, left: LeftOut) -> Records:
     wanted = source.named
     columns = read_table(file, ("path", *wanted), left, source.label_column, source.target)
-    require_columns(file, {"path": ""} | wanted, columns)
+    require_columns(file, path_column(columns) | wanted, columns)
     records = records_of(file, columns, source, left)
     given = columns["path"]
     absent = [row for row, path in enumerate(given) if not (isinstance(path, str) and path)]
@@ -340,6 +341,23 @@ def _by_table(root: Path, file: Path, source: DataSource, left: LeftOut) -> Reco
     cells = [columns[name] for name in (*wanted, "split") if name in columns]
     note_repeated(file, paths, list(zip(*cells, strict=True)), left)
     return _opened(records, root, paths, left)
+
+
+# Columns by which tables find DICOM files.
+OF_DICOM = ("sopinstanceuid", "studyinstanceuid", "accessionnumber", "patientid")
+
+
+def path_column(columns: Iterable[str]) -> dict[str, str]:
+    """The column of a table of images that no setting names, with what helps where it is missing.
+
+    Args:
+        columns: of the table.
+    """
+    todo = "add 'path' with the file of each image, below the folder of the table"
+    keys = [name for name in columns if re.sub("[ _-]", "", name).lower() in OF_DICOM]
+    if keys:
+        todo += f" ({keys[0]!r} names none: set it as patient-column, or data = 'dicom' for DICOM files)"
+    return {"path": todo}
 
 
 def leaves(path: str) -> bool:

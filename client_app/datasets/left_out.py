@@ -239,6 +239,9 @@ class LeftOut:
 MOST_NAMED = 5
 
 
+OF_NO_CLASS = "are of no class of the run"
+
+
 def loss_of_other_classes(others: Counter[str]) -> tuple[Loss, ...]:
     """The loss of records whose class is not in the run; nothing without any.
 
@@ -250,7 +253,7 @@ def loss_of_other_classes(others: Counter[str]) -> tuple[Loss, ...]:
     shown = [f"{name!r} ({count})" for name, count in others.most_common(MOST_NAMED)]
     more = ", ..." if len(others) > MOST_NAMED else ""
     count = others.total()
-    return (Loss(f"{count} records are of no class of the run: {', '.join(shown)}{more}", count),)
+    return (Loss(f"{count} records {OF_NO_CLASS}: {', '.join(shown)}{more}", count),)
 
 
 def warnings_of_data(

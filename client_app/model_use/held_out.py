@@ -22,6 +22,7 @@ from fedsurrogate.common.settings import DataKind
 from fedsurrogate.common.signed_models.signed_model import SignedModel
 
 from ..datasets.dataset import Dataset, DataSource, load_all
+from ..datasets.left_out import OF_NO_CLASS
 from ..datasets.partition import share
 from ..datasets.source import bags_of
 from ..features.site_features import dataset_features, site_backbone, usable
@@ -43,7 +44,7 @@ class HeldOut:
         patients: of each record, if known.
         groups: the values of columns, by name.
         where: what the records are, in words.
-        left_out: number of records that cannot be used.
+        left_out: number of records of the model's classes that cannot be used.
         values: of the target, (n, k), float64; None for classes.
     """
 
@@ -240,7 +241,12 @@ def _of_rows(
     if not kept:
         raise DataError(f"no usable held-out record in {dataset.name!r}")
     columns = {name: _grouped([values[i] for i in kept]) for name, values in groups.items()}
-    left = len(rows) - len(kept)
+    others = [each.why for each in dataset.left_out if OF_NO_CLASS in each.why]
+    if unknown.any():
+        others.append(f"{int(unknown.sum())} of classes that it does not know")
+    if others:
+        where += f", of the model's classes only (it is wrong for all others: {'; '.join(others)})"
+    left = int((~unknown).sum()) - len(kept)
     return HeldOut(found.features, labels[kept], found.units, columns, where, left, found.values)
 
 

@@ -222,20 +222,28 @@ def metric_text(name: str, value: float | None) -> str:
     return f"{value:.4g}" if name in IN_UNIT else f"{value:.3f}"
 
 
-def score_in_words(score: str, values: Sequence[float]) -> str:
+# Metrics that compare pairs of records.
+OF_RANKS = ("auroc", "concordance")
+
+
+def score_in_words(score: str, values: Sequence[float], within: bool = False) -> str:
     """The score of a model for a heading; empty where no output has one.
 
     Args:
         score: the metric of the kind of target.
         values: of its outputs.
+        within: whether only records of one site were compared with each other.
 
     Example:
-        >>> score_in_words("auroc", [0.5, 1.0]), score_in_words("r2", [0.25])
+        >>> score_in_words("auroc", [0.5, 1.0]), score_in_words("r2", [0.25], within=True)
         ('a mean AUROC of 0.750 over 2 answers', 'R² 0.250')
+        >>> score_in_words("auroc", [0.5], within=True)
+        'AUROC within sites 0.500'
     """
     if not values:
         return ""
     mean, words = sum(values) / len(values), IN_WORDS.get(score, score)
+    words += " within sites" * (within and score in OF_RANKS)
     if len(values) == 1:
         return f"{words} {mean:.3f}"
     return f"a mean {words} of {mean:.3f} over {len(values)} answers"

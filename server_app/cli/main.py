@@ -368,7 +368,8 @@ def _print_measured(metric_values: dict[str, Any], title: str) -> None:
         (output, *(metric_text(name, own.get(name)) for name in names))
         for output, own in metric_values["all"].items()
     )
-    print_table(("", *(IN_WORDS.get(name, name) for name in names)), rows, title=title)
+    columns = ("", *(IN_WORDS.get(name, name) for name in names))
+    print_table(columns, rows, title=title, caption=metric_values.get("ranks") or None)
 
 
 for command in (

@@ -56,7 +56,7 @@ ONE_FILE = 1_900_000_000
 
 
 class InferenceModel(nn.Module):
-    """Images (n, 3, height, width), 8-bit RGB as float 0 to 255, to what the model answers, (n, k).
+    """Images (n, 3, height, width), RGB as bytes, to what the model answers, (n, k).
 
     Of classes these are the probabilities (n, C); of another target the columns of `site predict`.
 
@@ -99,7 +99,8 @@ class InferenceModel(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Answers (n, k)."""
-        output = self.backbone((images / 255 - self.mean) / self.std)
+        # A graph of bytes refuses numbers from 0 to 1, which would all be nearly black.
+        output = self.backbone((images.float() / 255 - self.mean) / self.std)
         features: Tensor = output[0] if isinstance(output, tuple) else output
         scores = self.scores(raised(features.float(), self.power))
         if not self.target:
@@ -158,7 +159,7 @@ class Graph:
     Attributes:
         module: from images to answers.
         preprocessing: of its images.
-        examples: images (2, 3, height, width), RGB values 0 to 255.
+        examples: images (2, 3, height, width), uint8.
     """
 
     module: InferenceModel
@@ -173,7 +174,7 @@ class Graph:
         facts = {
             "answers": list(self.module.columns),
             "classes": [] if self.module.target else list(self.module.outputs),
-            "images": "RGB, (n, 3, height, width), values 0 to 255",
+            "images": "RGB, (n, 3, height, width), uint8",
             "resize": {"shorter side": own.resize, "interpolation": own.interpolation}
             | {"centre crop": own.crop, "squash": own.squash, "grey": own.grey},
             "normalisation in the graph": {"divide by": 255, "mean": own.mean, "std": own.std},
@@ -234,9 +235,11 @@ def graph_of(model: SignedModel, weights_path: str = "") -> Graph:
     )
     generator = torch.Generator().manual_seed(0)
     side = preprocessing.crop
-    return Graph(
-        module, preprocessing, (255 * torch.rand(2, 3, side, side, generator=generator)).round()
-    )
+    return Graph(module, preprocessing, _drawn(2, side, generator))
+
+
+def _drawn(count: int, side: int, generator: torch.Generator) -> Tensor:
+    return torch.randint(256, (count, 3, side, side), generator=generator, dtype=torch.uint8)
 
 
 def write_graph(graph: Graph, file: Path) -> float:
@@ -255,8 +258,7 @@ def write_graph(graph: Graph, file: Path) -> float:
             its files are removed.
     """
     check_onnx()
-    generator = torch.Generator().manual_seed(1)
-    images = (255 * torch.rand(CHECKED, *graph.examples.shape[1:], generator=generator)).round()
+    images = _drawn(CHECKED, graph.examples.shape[-1], torch.Generator().manual_seed(1))
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -298,7 +300,7 @@ def _onnx(graph: Graph, file: Path) -> Callable[[Tensor], Any]:
         )
 
     def run(images: Tensor) -> Any:
-        return np.asarray(session.run(None, {"images": images.numpy().astype(np.float32)})[0])
+        return np.asarray(session.run(None, {"images": images.numpy()})[0])
 
     return run
 

@@ -69,7 +69,9 @@ def evaluated(model: SignedModel, run: Path) -> Measured | None:
     accuracy = content.get("accuracy")
     value, low, high = (as_number(at(accuracy, key)) for key in ("value", "low", "high"))
     limits = "" if low is None or high is None else f" (95 % interval {low:.3f} to {high:.3f})"
-    return Measured(f"held-out records of {view.sites}", value, f"accuracy{limits}", view)
+    return Measured(
+        f"held-out records of its classes at {view.sites}", value, f"accuracy{limits}", view
+    )
 
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -126,6 +128,8 @@ def _simulated(metrics: Json) -> Measured | None:
             }
             for name, own in rows.items()
         }
+        if ranks := at(metrics, "metric_values", "ranks"):
+            data = f"test records of each site. {ranks}"
         return Measured(data, answers=answers)
     accuracy = as_number(at(metrics, "accuracy", "model"))
     return None if accuracy is None else Measured(data, accuracy, "accuracy")

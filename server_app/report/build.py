@@ -133,7 +133,8 @@ def _page(run: RunFolder, folder: Path, beside: Sequence[tuple[str, RunFolder]])
         pictures["radii"] = (drawn_radii,)
     counts = counts_views(folder)
     pictures |= {each.kind: each.pictures for each in counts if each.pictures}
-    tables, warned, images = _tables(run), warnings_of(run), images_view(folder)
+    evaluated = any(each.kind == "evaluation" for each in counts)
+    tables, warned, images = _tables(run), warnings_of(run, evaluated), images_view(folder)
     warned += images["warnings"] if images else []
     if beside:
         drawn_runs = compared(runs := [(folder.name, run), *beside])

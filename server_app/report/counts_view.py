@@ -32,6 +32,7 @@ IN_WORDS = OF_METRICS | {
     "coverage": "within the model's interval",
     "survival": "without the event at the horizon",
 }
+OF_CHANCE = "an AUROC, nor that of the balanced accuracy, is above what chance reaches"
 SHARES = ("sensitivity", "specificity", "auroc", "coverage", "survival", "prevalence")
 COUNTS = ("records", "present", "annotated", "events", "last seen", "outlived")
 # The measure of each output at each site that is drawn, by target.
@@ -107,22 +108,31 @@ def _evaluation(content: Json) -> CountsView:
     noise = as_table(content.get("noise"))
     if noise and not any(noise.values()):
         rows = [["undefined" if cell == HIDDEN else cell for cell in row] for row in rows]
-    records = [
-        max(0.0, each.value) for row in classes.values() if (each := _range(row.get("records")))
-    ]
+    counted = [each for row in classes.values() if (each := _range(row.get("records")))]
+    records = [max(0.0, each.value) for each in counted]
     majority = max(records, default=0.0) / max(1.0, sum(records))
-    balanced = _share(content.get("balanced_accuracy"))
-    title = (
-        f"The model is right for {_share(content.get('accuracy'))} of the held-out records of "
-        f"{_sites(content)}"
-    )
+    guessed = HIDDEN if any(each.low <= 0 < each.high for each in counted) else percent(majority)
+    accuracy, balanced = (_share(content.get(key)) for key in ("accuracy", "balanced_accuracy"))
+    about = "" if (total := _range(content.get("records"))) is None else f"{total.value:,.0f} "
+    whose = f"{about}held-out records of its classes at {_sites(content)}"
+    title = f"The model is right for {accuracy} of {whose}"
+    if accuracy == HIDDEN:
+        title = f"Noise hides the accuracy of the model on {whose}"
     if leads_with_auroc(majority) and balanced != HIDDEN:
         title = f"Balanced accuracy {balanced}. {title}"
     words = [
-        f"Balanced accuracy: {balanced}. The majority baseline is right for {percent(majority)}.",
-        "Records of other classes are not counted; the log of each site says how many it left out.",
+        f"Balanced accuracy: {balanced}. Majority baseline: {guessed}.",
+        "All of this is about records of the model's classes. No record of another class is counted, and the "
+        "model is wrong for each; the log of each site says how many it left out.",
     ]
-    if absent := as_list(content.get("without_records")):
+    absent = as_list(content.get("without_records"))
+    even = 1 / max(1, len(classes) - len(absent))
+    chances = [(_range(content.get("balanced_accuracy")), even)]
+    chances += [(each, 0.5) for each in measured["auroc"]]
+    above = [each.low > chance for each, chance in chances if each is not None]
+    if above and not any(above):
+        words.insert(0, f"The model may be no better than chance: no interval of {OF_CHANCE}.")
+    if absent:
         words.append(f"Undefined, because no record was counted: {', '.join(map(str, absent))}.")
     words += [
         f"At site {site} alone: accuracy {_share(each)}."

@@ -169,12 +169,13 @@ def metrics_view(run: RunFolder) -> Json | None:
         for place, output, own in rows
     ]
     kind = TARGETS.get(str(run.config.get("task")))
+    within = bool(at(run.metrics, "metric_values", "ranks"))
     together = [own for place, _, own in rows if place == "all sites"]
     scores = [] if kind is None else [own[kind.score] for own in together if kind.score in own]
     return {
         "names": [IN_WORDS.get(name, name) for name in names],
         "rows": table,
-        "score": score_in_words(kind.score, scores) if kind else "",
+        "score": score_in_words(kind.score, scores, within) if kind else "",
         "choices": _choices(run),
     }
 

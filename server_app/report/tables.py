@@ -20,7 +20,7 @@ from fedsurrogate.common.settings.base import flatten
 
 from ..lifecycle.before_start import OF_RECORDS
 from ..runs.reader import RunFolder
-from ..runs.scores import answers_at_chance, at_chance, largest_share, may_be_chance
+from ..runs.scores import UNMEASURED, answers_at_chance, at_chance, largest_share, may_be_chance
 from ..runs.state import Json, as_list, as_number, as_table, at
 from .plots.rows import ROUND, AccuracyStep, steps
 from .quality_view import recorded_quality
@@ -187,11 +187,16 @@ def layout(pictures: Collection[str]) -> list[tuple[str, str, str]]:
 NAMED = 12
 
 
-def warnings_of(run: RunFolder) -> list[str]:
-    """One sentence for each warning, from what the run has recorded."""
+def warnings_of(run: RunFolder, evaluated: bool = False) -> list[str]:
+    """One sentence for each warning, from what the run has recorded.
+
+    Args:
+        run: its folder.
+        evaluated: whether sites have evaluated its model since.
+    """
     warnings = (
         _missing_classes(run),
-        _no_better_than_chance(run),
+        _no_better_than_chance(run, evaluated),
         _unread(run),
         _odd(run),
         *_budget(run),
@@ -253,18 +258,22 @@ def _budget(run: RunFolder) -> list[str]:
     return [f"{each[:1].upper()}{each[1:]}." for each in budget_warnings(epsilon, delta, fewest)]
 
 
-def _no_better_than_chance(run: RunFolder) -> str:
+def _no_better_than_chance(run: RunFolder, evaluated: bool) -> str:
     """Warn about a model that may tell nothing apart: neither the interval of its AUROC nor that of
-    its balanced accuracy is above chance, nor is an answer of another target.
+    its balanced accuracy is above chance, nor is an answer of another target; or nobody has measured it.
     """
     answers = as_table(at(run.metrics, "metric_values", "all"))
-    alike = at(run.metrics, "learning", "class means")
+    card = as_table(run.metrics.get("card"))
     if (quality := recorded_quality(run)) is not None:
         limits = at_chance(quality)
     elif answers:
         limits = answers_at_chance(str(run.config.get("task")), answers)
-    elif run.accuracy is None and isinstance(alike, str):
-        limits = f"nothing measured it, and the noisy class means of all sites together {alike}"
+    elif run.accuracy is None and card.get("at_chance", False) is not False:
+        if evaluated or not card["at_chance"]:
+            return "" if evaluated else f"{UNMEASURED[:1].upper()}{UNMEASURED[1:]}."
+        limits = (
+            "nothing measured it, and the noisy class means of all sites differ by chance at most"
+        )
     else:
         return _no_better_than_the_majority_baseline(run)
     if not limits:

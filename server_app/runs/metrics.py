@@ -20,9 +20,9 @@ from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import Settings
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate, SumsSurrogate
 from fedsurrogate.common.targets.metrics import added, facts_of, metrics_of
-from fedsurrogate.strategies.base.outcome import Fate, Outcome, Site
+from fedsurrogate.strategies.base.outcome import ALIKE, Fate, Outcome, Site
 
-from .scores import accuracy_of, answers_at_chance, may_be_chance
+from .scores import UNMEASURED, accuracy_of, answers_at_chance, may_be_chance
 from .state import as_numbers, as_table, at
 
 # Mean of max(0, z) for a standard normal z; and how far above it a count is more than noise.
@@ -97,7 +97,7 @@ def run_card(
     absent: Sequence[str] = (),
     names: str = "",
     missing: MissingClasses = UNKNOWN,
-    at_chance: bool = False,
+    at_chance: bool | None = False,
 ) -> dict[str, Any]:
     """The run card: site names under used, late, rejected and dropped, with reasons, and the share
     of missing data.
@@ -108,7 +108,7 @@ def run_card(
         absent: names of registered sites that have not connected.
         names: "registered" if the names belong to registered keys, else "claimed".
         missing: classes of which no site has a record.
-        at_chance: whether the model may be no better than chance.
+        at_chance: whether the model may be no better than chance; None where nobody knows.
 
     Returns:
         The content of "card" in metrics.json. missing_share: of all records. A site that has not
@@ -118,8 +118,8 @@ def run_card(
         the share of its own that it gains by being there, and the share of its weight that is kept.
         without_records: classes of which no site has a record; records_by_class: whether that is known
         from "exact" or "noisy" counts, or "unknown". at_chance: as given. state:
-        "green" when no record and no class is missing and the model is better than chance, "red" when a
-        tenth of the records or more is missing, else "amber".
+        "green" when no record and no class is missing and the model is better than chance for all that
+        is known, "red" when a tenth of the records or more is missing, else "amber".
     """
     reported = [site.records for site in sites if site.records]
     largest = max(reported, default=1)
@@ -133,7 +133,7 @@ def run_card(
         "state": "red"
         if share >= MUCH
         else "amber"
-        if lost or missing.names or at_chance
+        if lost or missing.names or at_chance is not False
         else "green",
         "missing_share": round(share, 4),
         "invited": len(sites),
@@ -187,7 +187,9 @@ def missing_line(card: Mapping[str, Any]) -> str:
         perhaps = "perhaps " if card["records_by_class"] == "noisy" else ""
         parts.append(f"{perhaps}no site has a record of {', '.join(without)}")
     if card.get("at_chance"):
-        parts.append("the model may be no better than chance; the report has its metrics")
+        parts.append("the model may be no better than chance; the report says why")
+    elif card.get("at_chance", False) is None:
+        parts.append(UNMEASURED)
     return "; ".join(parts)
 
 
@@ -404,6 +406,7 @@ def _dropped(
 
 
 FATES: tuple[Fate, ...] = ("used", "rejected", "dropped")
+RANKS_WITHIN = "AUROC and concordance compare records of one site, not of different sites"
 FIDELITY = ("sliced", "sinkhorn")
 # In a privacy card: the sites of a run that was continued.
 EARLIER = "sites of earlier rounds"
@@ -458,7 +461,8 @@ def make_metrics(
     privacy = _privacy(config.plan, config.settings, outcome, simulated)
     # Of a run that has not come to its end, the sites that have not replied may have these classes.
     answers = _metric_values(outcome)
-    missing, chance = UNKNOWN, False
+    missing, downstream = UNKNOWN, _downstream(sites)
+    chance: bool | None = False
     accuracy: Json = outcome.accuracy | {
         "per_site": {
             site.name: site.correct / site.tested
@@ -474,8 +478,10 @@ def make_metrics(
         known = list((counts or {}).values())
         classes = 0 if outcome.model is None else len(outcome.model.header.classes)
         chance = may_be_chance(outcome.quality, accuracy, known, classes)
-        if outcome.quality is None and accuracy_of(accuracy) is None:
-            chance = "class means" in outcome.learning
+    measured = outcome.quality or answers or downstream or accuracy_of(accuracy) is not None
+    if end.status == "ok" and privacy and not (measured or config.plan.counts):
+        alike = outcome.learning.get(ALIKE)
+        chance = None if alike is None else bool(alike)
     metrics: Json = {
         "schema": 1,
         "method": config.method.name,
@@ -498,7 +504,7 @@ def make_metrics(
     }
     if end.command is not None:
         metrics["seconds"]["command"] = round(end.command, 3)
-    metrics |= _downstream(sites)
+    metrics |= downstream
     metrics |= answers
     optional = {
         "learning": outcome.learning,
@@ -555,7 +561,7 @@ def _missing_classes(
 
 def _metric_values(outcome: Outcome) -> Json:
     """How well a model of another target than classes answers: at each site, and on all test
-    records; ranks compare records of one site only, unless a simulation tests all together.
+    records; "ranks" says in words where these compare records of one site only.
     """
     rows = {site.name: site.measured for site in outcome.sites.values() if site.measured}
     if not (rows or outcome.measured):
@@ -565,6 +571,7 @@ def _metric_values(outcome: Outcome) -> Json:
         "metric_values": {
             "all": metrics_of(together),
             "per_site": {name: metrics_of(row) for name, row in rows.items()},
+            "ranks": RANKS_WITHIN if len(rows) > 1 and not outcome.measured else "",
         }
     }
 

@@ -96,6 +96,11 @@ def in_words(scores: Mapping[str, float | None]) -> str:
     return ", ".join(f"{words} {value:.4f}" for words, value in known)
 
 
+# Of a private run without test records that may be used, as at hospitals.
+UNMEASURED = (
+    "nobody has measured this model, and it may be no better than chance; `coordinator evaluate RUN` "
+    "measures it on held-out records of the sites"
+)
 # An accuracy is compared with the largest class plus this: less is within the uncertainty of some
 # hundred test records.
 MARGIN = 0.02
@@ -129,7 +134,7 @@ def at_chance(quality: ModelQuality) -> str:
         quality: metrics of the model.
 
     Returns:
-        What chance has beside each; empty for a model that is better, or if nothing is known.
+        What chance has beside each, or that nothing is known; empty for a model that is better.
     """
     classes = len(quality.classes) - len(quality.left_out)
     chances = {"macro_auroc": ("AUROC", 0.5)}
@@ -139,7 +144,9 @@ def at_chance(quality: ModelQuality) -> str:
         for key, (name, chance) in chances.items()
         if (each := quality.averages.get(key)) is not None and each.low is not None
     ]
-    if classes < 2 or any((each.low or 0.0) > chance for _, chance, each in found):
+    if classes < 2 or not found:
+        return "its test records are of one class, or too few to show that it tells classes apart"
+    if any((each.low or 0.0) > chance for _, chance, each in found):
         return ""
     return " and ".join(
         f"that of its {name} is {each.low:.3f} to {each.high:.3f}, where chance has {chance:.3f}"

@@ -37,6 +37,9 @@ from fedsurrogate.common.wire.records import INFO, Info
 from .collection import Recorder
 
 DOWNSTREAM = "downstream."
+# Among the facts about a head of noisy sums: whether its class means differ by no more than noise and
+# sampling explain, the only sign of what it is worth where nobody measures it.
+ALIKE = "class means alike"
 # A site's scores of a generator and their upper bounds: shares, and distances between embeddings of
 # norm one.
 DOWNSTREAM_LIMITS = {

@@ -187,7 +187,7 @@ def evaluation_result(counts: PooledCounts, classes: Sequence[str]) -> Json:
     Returns:
         Records, accuracy, balanced accuracy over the classes that have a record (undefined where noise
         hides one), those without, and by class records, sensitivity, specificity and AUROC, each with its
-        interval.
+        interval. All are of records of the run's classes: sites leave out others.
     """
     decisions, noise = counts.tables["decisions"], counts.variances["decisions"]
     right = torch.eye(len(classes), dtype=torch.bool)
@@ -200,6 +200,7 @@ def evaluation_result(counts: PooledCounts, classes: Sequence[str]) -> Json:
     balanced = mean_of([each for name, each in rates.items() if name not in absent])
     return {
         "records": asdict(total(decisions, noise)),
+        "records_of": "the model's classes",
         "accuracy": asdict(rate(decisions[right], decisions[~right], noise)),
         "balanced_accuracy": asdict(balanced),
         "without_records": absent,

@@ -27,6 +27,7 @@ from fedsurrogate.common.surrogates.covariances import LowRank, eigen
 from fedsurrogate.common.surrogates.mixtures import Mixtures
 from fedsurrogate.common.surrogates.surrogates import SumsSurrogate
 
+from ..base.outcome import ALIKE
 from ..closed_form.solvers import ENOUGH_COLUMNS, Scores, cleaned, slope_of
 from ..pooling.class_means import (
     Components,
@@ -197,10 +198,9 @@ def _differ(surrogates: Sequence[SumsSurrogate]) -> float:
     return min(shrink(own)[1], differ_across(own, noise_of_counts_and_sums(surrogates)[1]))
 
 
-def class_means_in_words(surrogates: Sequence[SumsSurrogate]) -> dict[str, str]:
-    """That the class means of all sites together are alike, as a fact; nothing where they differ."""
-    alike = differ_by_chance(pool(by_site(surrogates)))
-    return {"class means": "differ by no more than noise and sampling explain"} if alike else {}
+def alike_classes(surrogates: Sequence[SumsSurrogate]) -> dict[str, bool]:
+    """Whether the class means of all sites together are alike, as a fact."""
+    return {ALIKE: differ_by_chance(pool(by_site(surrogates)))}
 
 
 def unused(surrogates: Sequence[SumsSurrogate], gaussians: Mixtures) -> str:

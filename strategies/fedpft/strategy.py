@@ -185,7 +185,7 @@ class FedPFT(OneShot[AnySurrogate]):
         if learned.reason:
             facts["reason"] = learned.reason
         if noisy := [each for each in learned.defended.kept if isinstance(each, SumsSurrogate)]:
-            facts |= private_head.class_means_in_words(noisy)
+            facts |= private_head.alike_classes(noisy)
         return Learned(learned.head, learned.defended, learned, facts)
 
     def defend(
@@ -236,7 +236,7 @@ def fedpft_head_from_sum(total: Total, config: Run) -> Learned:
         )
         pooled = SumsSurrogate(total.header, Sums(counts, sums, squares, total.sigmas), total.claim)
         head, gaussians = learn_from_sums([pooled], "distributed", config.settings.fedpft.rank)
-        facts |= private_head.class_means_in_words([pooled])
+        facts |= private_head.alike_classes([pooled])
     else:
         statistics, header = of_total(total)
         solved = solution(statistics, how, given_shrinkage(config.settings.head))

@@ -122,3 +122,48 @@ def test_labels_that_are_missing_are_missing_in_every_type(dtype: str) -> None:
     assert fs.fit(X, typed, task="multilabel").payload == wanted.payload
     model = fs.learn([wanted])
     assert model.score(X, typed) == model.score(X, frame)
+
+
+NAMED = [name for name in WRONG if "text" not in name and "tensor" not in name]
+
+
+@pytest.mark.parametrize("kind", NAMED)
+@pytest.mark.parametrize("as_frame", [False, True])
+def test_the_column_and_the_type_of_what_is_no_number_are_named(kind: str, as_frame: bool) -> None:
+    """Beside a column of numbers; and no error of numpy or scikit-learn says less."""
+    y = WRONG[kind]
+    frame = pd.DataFrame({"age": DAYS, "when": y})
+    x = frame if as_frame else frame.to_numpy(dtype=object)
+    column = "'when'" if as_frame else "1"
+    labels = np.arange(N) % 2
+    asked: list[Any] = [
+        lambda: fs.fit(x, labels),
+        lambda: fs.FederatedRegressor(target_range=(-9, 9)).fit(x, DAYS),
+        lambda: fs.FederatedClassifier().fit(x, labels),
+        lambda: fs.FederatedSurvival(horizon=5.0).fit(x, np.column_stack([DAYS, DIED])),
+        lambda: fs.FederatedClassifier().fit(frame.assign(when=DAYS), labels).predict(x),
+    ]
+    for ask in asked:
+        # All columns of a frame of complex numbers are complex to numpy.
+        with pytest.raises((DataError, ValueError), match=f"column {column} holds|[Cc]omplex"):
+            ask()
+
+
+@pytest.mark.parametrize("kind", NAMED)
+def test_a_regressor_names_the_type_of_a_y_that_is_no_number(kind: str) -> None:
+    whole = fs.FederatedRegressor(target_range=(-9, 9))
+    for y in (WRONG[kind], pd.Series(WRONG[kind]), [*WRONG[kind]]):
+        with pytest.raises(
+            (DataError, ValueError), match=r"dates or durations|row 0 holds|[Cc]omplex"
+        ):
+            whole.fit(X, y)
+
+
+@pytest.mark.parametrize("kind", NAMED)
+def test_classes_are_no_dates_durations_or_complex_numbers(kind: str) -> None:
+    for ask in (
+        lambda: fs.FederatedClassifier().fit(X, WRONG[kind]),
+        lambda: fs.fit(X, WRONG[kind]),
+    ):
+        with pytest.raises((DataError, ValueError), match=r"durations|of type|row 0|[Cc]omplex"):
+            ask()

@@ -3,6 +3,7 @@ before it connects.
 """
 
 import logging
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from PIL import Image
 from safetensors import safe_open
 
 from fedsurrogate.client_app.cli.join import check_settings
-from fedsurrogate.client_app.datasets.dataset import DataSource, load
+from fedsurrogate.client_app.datasets.dataset import DataSource, load, read_schema
 from fedsurrogate.client_app.diagnostics.first_look import first_look
 from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.common.errors import BackboneError, ConfigError, DataError
@@ -106,6 +107,31 @@ def test_folders_one_level_too_deep_are_refused_with_the_remedy(tmp_path: Path, 
     # At a site it is a warning before it joins: whether it joins must not depend on its records.
     settings = parse_node_config(node(tmp_path, data))
     assert words in first_look(settings, 0)[0]
+
+
+@pytest.mark.parametrize("own", ["PatientID", "patient_id", "Patient ID", "AccessionNumber"])
+@pytest.mark.parametrize("ending", ["csv", "tsv"])
+def test_a_table_of_patients_beside_images_says_which_column_is_looked_for(
+    tmp_path: Path, own: str, ending: str
+) -> None:
+    data, mark = images(tmp_path / "d", "x"), "\t" if ending == "tsv" else ","
+    (data / f"labels.{ending}").write_text(f"{own}{mark}label\n1{mark}a\n")
+    words = (
+        f"lacks the columns 'path'; it has '{own}', 'label'; rename them, or add 'path' with the file of each "
+        f"image, below the folder of the table ('{own}' names none: set it as patient-column, or "
+        "data = 'dicom' for DICOM files)"
+    )
+    settings = parse_node_config(node(tmp_path, data))
+    for ask in (
+        lambda: load(DataSource("imagefolder", str(data)), seed=0),
+        lambda: first_look(settings, 0),
+        lambda: read_schema(DataSource("imagefolder", str(data))),
+    ):
+        with pytest.raises(DataError, match=re.escape(words)):
+            ask()
+    (data / f"labels.{ending}").write_text(f"file{mark}label\n1{mark}a\n")
+    with pytest.raises(DataError, match=r"of each image, below the folder of the table$"):
+        load(DataSource("imagefolder", str(data)), seed=0)
 
 
 def test_a_site_that_cannot_work_does_not_join(tmp_path: Path) -> None:

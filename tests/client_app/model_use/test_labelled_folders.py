@@ -63,6 +63,26 @@ def test_all_records_are_judged_whatever_the_split_and_the_copies(
     assert value == pytest.approx(accuracy_score(truth, np.concatenate(decided)))
 
 
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.integers(0, 4), min_size=4, max_size=60).filter(lambda y: min(y) < 3))
+def test_numbers_without_records_of_other_classes_say_so_and_how_many(labels: list[int]) -> None:
+    model = make_signed_model(head(1), parse_run({}), None, "1", 2, KEY)
+    truth = np.array(labels)
+    with TemporaryDirectory() as folder:
+        decided = write(Path(folder), "all", labels, "a,b,c,d,e", 20)
+        source = Source(folder, "safetensors", known_only=True)
+        held = held_out(model, NodeConfig(), source)
+    found = evaluate(model, held, wish=Wish(draws=5))
+    known = truth < 3
+    assert found.report is not None
+    assert (found.report.records, held.left_out) == (known.sum(), 0)
+    value = found.report.averages["accuracy"].value
+    assert value == pytest.approx(accuracy_score(truth[known], decided[known]))
+    others = f"of the model's classes only (it is wrong for all others: {(~known).sum()} of classes"
+    assert (others in found.content["records"]) == (not known.all())
+    assert (others in found.page.replace("&#39;", "'")) == (not known.all())
+
+
 @pytest.mark.parametrize("simulated", [False, True])
 @pytest.mark.parametrize("named", ["", "a,b,c"])
 @pytest.mark.parametrize("other", ["A", "other", "0"])
@@ -76,7 +96,20 @@ def test_a_class_that_the_model_does_not_know_is_named(
     with pytest.raises(DataError, match=f"5 records of classes .* not know: {other}; it knows a,"):
         held_out(model, NodeConfig(), source)
     held = held_out(model, NodeConfig(), replace(source, known_only=True))
-    assert (len(held.labels), held.left_out) == (10, 5)
+    assert (len(held.labels), held.left_out) == (10, 0)
+    assert "of the model's classes only (it is wrong for all others: 5 of classes" in held.where
+
+
+def test_records_of_other_classes_in_a_simulation_are_named_as_well(tmp_path: Path) -> None:
+    """Its data are read with the classes of the run, so these records never come so far."""
+    data = {"data": "safetensors", "data-dir": str(tmp_path)}
+    run = parse_run(data | {"classes": "a,b,c"})
+    model = make_signed_model(head(1), run, None, "1", 2, KEY)
+    write(tmp_path, "all", [0, 1, 2, 3] * 5, "a,b,c,d", 20)
+    held = held_out(model, NodeConfig(), Source(simulated=run))
+    others = "5 records are of no class of the run: 'd' (5)"
+    assert f"of the model's classes only (it is wrong for all others: {others})" in held.where
+    assert held.left_out == 0
 
 
 def test_a_column_that_is_not_there_is_named_by_its_option(tmp_path: Path) -> None:

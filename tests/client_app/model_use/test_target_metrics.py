@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from sklearn import metrics
 
@@ -251,6 +251,49 @@ def test_events_at_the_horizon_of_whole_years_are_events(
         assert brier == pytest.approx(
             integrated_brier_score(own, own, chances[:, inside], grid[inside])
         )
+
+
+def area(observed: Observed, at: float, free: Any) -> float:
+    """The AUC of risks at a time, by its definition: of a record with its event by then, weighted by one
+    over its probability of being followed so long, and a record that is without it then.
+    """
+    case = observed.events & (observed.times <= at)
+    weights = np.array([1 / free(time) for time in observed.times[case]])
+    other = observed.risks[observed.times > at]
+    apart = observed.risks[case][:, None] - other
+    right = (apart > 0) + (apart == 0) / 2
+    return float((weights @ right).sum() / (weights.sum() * len(other)))
+
+
+@given(st.integers(0, 10**6), st.integers(12, 120), st.sampled_from([4.0, 6.0, 9.0]), st.booleans())
+@settings(max_examples=30, deadline=None)
+def test_the_dynamic_auc_is_its_mean_from_the_first_to_the_last_decile_of_the_events(
+    seed: int, count: int, horizon: float, whole: bool
+) -> None:
+    """Lambert & Chevret 2016: the mean over ten times, each weighted by the drop of the survival before it."""
+    from lifelines import KaplanMeierFitter
+
+    random = np.random.default_rng(seed)
+    risks = random.normal(size=count).round(1)
+    times = random.exponential(4 * np.exp(-risks)) + 0.01
+    times = np.ceil(times).clip(1, 9) if whole else times
+    # Nobody is followed beyond the last events.
+    observed = Observed(times, (random.random(count) < 0.7) | (times == times.max()), risks)
+    found = time_metrics(observed, horizon, draws=2)["dynamic_auc"].value
+    within = observed.events & (times <= horizon)
+    assume(within.any())
+    first, last = np.quantile(times[within], [0.1, 0.9])
+    # At the very last time nobody is left to compare with.
+    last = min(last, times.max() * (1 - 1e-9))
+    grid = np.unique(np.linspace(min(first, last), last, 10))
+    # At one time, censoring comes after the event, and both have happened then.
+    lost = KaplanMeierFitter().fit(times + 1e-9 * ~observed.events, ~observed.events)
+    alive = KaplanMeierFitter().fit(times, observed.events)
+    free = lambda time: float(lost.predict(time + 2e-9))  # noqa: E731
+    areas = [area(observed, at, free) for at in grid]
+    survival = np.array([float(alive.predict(at)) for at in grid])
+    drops = -np.diff(np.concatenate([[1.0], survival]))
+    assert found == pytest.approx(drops @ areas / (1 - survival[-1]), rel=1e-6)
 
 
 def numbers(values: Iterable[float]) -> tuple[float, ...]:

@@ -54,7 +54,7 @@ def test_secure_aggregation_show_no_site(
     more = ("-c", f'output-dir="{tmp_path}"', "--epsilon", "8", "--secure-aggregation")
     assert coordinator(monkeypatch, "evaluate", run, *more) == 0
     shown = capsys.readouterr().out
-    assert "of 3 sites" in shown
+    assert "at 3 sites" in shown
     assert "Exact accuracy" not in shown
     assert "At site" not in shown
     assert coordinator(monkeypatch, "survey", "--classes", "0,1,2", "--simulate", "3", *more) == 0

@@ -163,7 +163,7 @@ def test_weights_at_the_end_of_the_numbers_give_probabilities_or_no_graph(
             assert not file.exists()
         else:
             session = importlib.import_module("onnxruntime").InferenceSession(str(file))
-            images = (255 * torch.rand(9, 3, 8, 8)).numpy()
+            images = torch.randint(256, (9, 3, 8, 8), dtype=torch.uint8).numpy()
             assert np.allclose(session.run(None, {"images": images})[0].sum(1), np.ones(9))
 
 
@@ -207,7 +207,7 @@ def test_every_classifier_answers_in_a_graph_as_it_does(
 ) -> None:
     own, size = Preprocessing(8, 8), torch.Generator().manual_seed(1)
     module = InferenceModel(graphs._Pixels(True), own, classifier, 1.0).eval()
-    images = (255 * torch.rand(20, 3, 8, 8, generator=size)).round()
+    images = torch.randint(256, (20, 3, 8, 8), generator=size, dtype=torch.uint8)
     assert write_graph(Graph(module, own, images[:2]), tmp_path / "graph") <= TOLERANCE
     features = module.backbone((images / 255 - module.mean) / module.std)
     wanted = classifier.scores(features).softmax(1)

@@ -165,7 +165,7 @@ def answers(file: Path) -> Callable[[Tensor], Any]:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
-    return lambda images: session.run(None, {"images": images.numpy().astype(np.float32)})[0]
+    return lambda images: session.run(None, {"images": images.numpy().round().astype(np.uint8)})[0]
 
 
 @WITH_ONNX

@@ -48,7 +48,8 @@ def test_the_card_shows_the_noisy_evaluation_with_its_intervals(
     ):
         low, value, high = (percent(interval[key]) for key in ("low", "value", "high"))
         assert f"{value} ({low} to {high})" in card
-    assert "of the held-out records of 3 sites." in card
+    records = round(found["records"]["value"])
+    assert f"of {records} held-out records of its classes at 3 sites." in card
     assert "counts with noise: epsilon 8, delta 1e-05 at each site" in card
     assert (
         f'"value": {round(found["accuracy"]["value"], 4)}, "name": "accuracy (95 % interval' in card
@@ -71,7 +72,7 @@ def test_an_evaluation_of_another_model_is_not_on_the_card(
     hidden = measured(model, tmp_path)
     assert hidden is not None
     assert hidden.view is not None
-    assert "right for hidden by the noise of" in hidden.view.title
+    assert "Noise hides the accuracy of the model on" in hidden.view.title
 
 
 def patients(home: Path, name: str, first: int) -> NodeConfig:

@@ -76,11 +76,15 @@ def test_a_graph_answers_as_site_predict_does(kind: str, tmp_path: Path) -> None
     assert output.name == "answers"
     facts = session.get_modelmeta().custom_metadata_map
     assert json.loads(facts["answers"]) == columns
-    assert "0 to 255" in facts["images"]
+    assert "uint8" in facts["images"]
     own = graph.preprocessing
     assert json.loads(facts["resize"])["interpolation"] == own.interpolation
     assert json.loads(facts["normalisation in the graph"])["mean"] == list(own.mean)
-    answers = session.run(None, {"images": images.numpy().astype(np.float32)})[0]
+    answers = session.run(None, {"images": images.numpy().round().astype(np.uint8)})[0]
+    # Numbers from 0 to 1 would all be nearly black: a graph of bytes takes none.
+    for scale in (1, 255):
+        with pytest.raises(Exception, match="uint8"):
+            session.run(None, {"images": (images / scale).numpy().astype(np.float32)})
     size = np.maximum(np.abs(cells).max(0), 1)
     assert (np.abs(answers - cells) / size).max() < 1e-5
     assert cells.std(0)[0] > 0.01

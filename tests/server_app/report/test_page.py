@@ -188,8 +188,9 @@ def test_an_accuracy_no_better_than_the_majority_baseline_is_named(
         ((0.52, 0.44, 0.6), (0.6, 0.55, 0.65), False),
         ((0.52, 0.44, 0.6), (0.5, 0.47, 0.55), True),
         ((0.2, 0.1, 0.3), (0.3, 0.2, 0.4), True),
-        # Too few records for an interval say nothing.
-        ((0.5, None, None), (0.5, None, None), False),
+        # Too few records for an interval show nothing.
+        ((0.5, None, None), (0.5, None, None), True),
+        ((0.9, None, None), (0.9, None, None), True),
         ((None, None, None), (0.5, 0.4, 0.6), True),
     ],
 )

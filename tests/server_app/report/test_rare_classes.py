@@ -23,6 +23,7 @@ from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.signed_models.signed_model import make_signed_model
 from fedsurrogate.server_app.report.build import write_report
+from fedsurrogate.server_app.report.counts_view import view_of
 from fedsurrogate.strategies.counting.results import PooledCounts, evaluation_result
 from tests.client_app.model_use.test_decisions import KEY, head, records
 
@@ -108,6 +109,9 @@ def test_an_undefined_score_is_refused_with_its_name(tmp_path: Path) -> None:
     page = write_report(result.folder).read_text()
     assert "undefined" in page
     assert "no test record is of them, and in no average: ill" in page
+    # Records of one class show of no model that it tells two apart.
+    assert result.metrics["card"]["state"] == "amber"
+    assert "may be no better than chance: its test records are of one class" in page
 
 
 @pytest.mark.parametrize("rare", [0, 1, 9, 10])
@@ -159,3 +163,56 @@ def test_a_federated_evaluation_has_the_balanced_accuracy_of_all_records(
         names,
     )
     assert noisy["balanced_accuracy"] == {"value": None, "low": None, "high": None}
+
+
+@given(
+    st.lists(st.integers(0, 400), min_size=2, max_size=4),
+    st.sampled_from([1.0, 9.0, 400.0]),
+    st.integers(0, 99),
+)
+@settings(max_examples=40, deadline=None)
+def test_no_class_is_said_to_have_no_record_where_noise_may_hide_it(
+    sizes: list[int], variance: float, seed: int
+) -> None:
+    """Balanced accuracy is that of all classes of the run, or undefined; noise shows of no class that it is
+    empty.
+    """
+    random, count = np.random.default_rng(seed), len(sizes)
+    truth = np.repeat(np.arange(count), sizes)
+    decided = random.integers(0, count, len(truth))
+    exact = sk.confusion_matrix(truth, decided, labels=range(count)) if sum(sizes) else 0.0
+    table = torch.from_numpy(exact + random.normal(0, variance**0.5, (count, count)))
+    scores = torch.ones(1 if count == 2 else count, 2, 4)
+    variances = {"decisions": variance, "scores": variance}
+    found: Any = evaluation_result(
+        PooledCounts({"decisions": table, "scores": scores}, variances), "abcd"[:count]
+    )
+    assert found["without_records"] == []
+    # By the noisy counts alone, as a reader has them: a row that does not stand out has no rate.
+    seen = table.sum(1) >= max(1.0, 3 * (variance * count) ** 0.5)
+    recall = (table.diagonal() / table.sum(1)).clamp(0, 1)
+    wanted = float(recall.mean()) if seen.all() else None
+    assert found["balanced_accuracy"]["value"] == (
+        None if wanted is None else pytest.approx(wanted)
+    )
+
+
+@given(
+    st.lists(st.integers(60, 200), min_size=2, max_size=4),
+    st.booleans(),
+    st.sampled_from([0.0, 4.0]),
+)
+@settings(max_examples=25, deadline=None)
+def test_an_evaluation_at_chance_says_so(sizes: list[int], learns: bool, variance: float) -> None:
+    """Decisions and scores that do not depend on the class, or that nearly always follow it."""
+    count, total = len(sizes), sum(sizes)
+    right = torch.diag(torch.tensor(sizes)).double()
+    alike = torch.tensor(sizes).double()[:, None] / count * torch.ones(1, count)
+    order = torch.tensor([[[30.0, 2.0], [2.0, 30.0]]]) if learns else torch.ones(1, 2, 2)
+    scores = (order * total / 64).repeat(1 if count == 2 else count, 1, 1).double()
+    tables = {"decisions": 0.9 * right + 0.1 * alike if learns else alike, "scores": scores}
+    found = evaluation_result(PooledCounts(tables, dict.fromkeys(tables, variance)), "abcd"[:count])
+    view = view_of({"kind": "evaluation", "sites": 2} | found)
+    assert view is not None
+    said = [words for words in view.words if "may be no better than chance" in words]
+    assert len(said) == (not learns)

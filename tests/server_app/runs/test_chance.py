@@ -9,12 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import fedsurrogate as fs
 from fedsurrogate.common.targets.registry import TARGETS
 from fedsurrogate.server_app.cli.control import show_result
 from fedsurrogate.server_app.report.build import write_report
+from fedsurrogate.server_app.runs.metrics import MissingClasses, missing_line, run_card
 from fedsurrogate.server_app.runs.scores import answers_at_chance, may_be_chance
+from fedsurrogate.strategies.base.outcome import ALIKE, Site
+from tests.client_app.model_use import test_targets_at_work as at_work
 from tests.client_app.model_use.hospitals import PRIVATE as DEPLOYED
 from tests.client_app.model_use.hospitals import hospital, rows_of_classes
 from tests.grid import FAST, InProcessGrid, metrics_of, run_federation
@@ -175,3 +180,81 @@ def test_a_private_run_that_nothing_measured_says_where_its_class_means_are_alik
     assert metrics["card"]["state"] == ("amber" if alike else "green")
     page = " ".join(write_report(folder).read_text().split())
     assert ("chance: nothing measured it, and the noisy class means" in page) == alike
+
+
+DEPLOYMENTS: dict[str, dict[str, Any]] = {
+    "once": {},
+    "mixtures": {"fedpft.privacy": "theorem-4.1"},
+    "logistic rounds": {"head.solver": "logistic"},
+    "one sum": {"secure-aggregation": True, "dropouts": 0.0, "fedpft.covariance": "gram"},
+    "dp-fedavg": {"method": "dp-fedavg", "fedavg.rounds": 1},
+    "dpcvae": {"method": "dpcvae", "dpcvae.rounds": 2},
+    "fedlap": {"method": "fedlap", "fedlap.rounds": 1, "fedlap.width": 8, "fedlap.image-steps": 4,
+               "fedlap.server-steps": 4, "fedlap.images-per-class": 2, "image-size": 16},
+}  # fmt: skip
+
+
+def unmeasured_says_so(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The card is green only where class means differ; else it and the report name the command that measures."""
+    metrics = metrics_of(folder)
+    assert metrics["status"] == "ok"
+    assert metrics["privacy"]
+    assert metrics["accuracy"] == {"per_site": {}}
+    assert "metric_values" not in metrics
+    differ = metrics.get("learning", {}).get(ALIKE) is False
+    card, green = metrics["card"], not metrics["card"]["without_records"]
+    assert card["at_chance"] is (False if differ else None)
+    assert (card["state"] == "green") == (differ and green)
+    show_result(folder, folder.parent, False, False)
+    printed = " ".join(capsys.readouterr().out.split())
+    page = " ".join(write_report(folder).read_text().split())
+    for text in (printed, page):
+        assert ("obody has measured this model" in text) == (not differ)
+        assert ("coordinator evaluate RUN" in text) == (not differ)
+    # Once sites have evaluated it, what they found stands there.
+    found = {"kind": "evaluation", "sites": 2, "records": None, "classes": {"1": {}, "2": {}}}
+    (folder / "evaluation.json").write_text(json.dumps(found))
+    page = " ".join(write_report(folder).read_text().split())
+    assert "has measured this model" not in page
+
+
+@pytest.mark.parametrize("way", DEPLOYMENTS)
+def test_no_green_card_of_a_private_deployment_that_nobody_measured(
+    way: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = rows_of_classes()
+    nodes = [hospital(tmp_path, f"clinic-{k}", rows[k:360:3]) for k in range(3)]
+    policy = tmp_path / "policy.toml"
+    policy.write_text(policy.read_text() + "mechanisms = ['*']\n")
+    settings = FAST | DEPLOYED | DEPLOYMENTS[way]
+    if way == "logistic rounds":
+        del settings["fedpft.covariance"]
+    folder = run_federation(tmp_path, InProcessGrid(nodes), **settings)
+    differ = metrics_of(folder).get("learning", {}).get(ALIKE) is False
+    assert differ == (way in ("once", "one sum"))
+    unmeasured_says_so(folder, capsys)
+
+
+@pytest.mark.parametrize("kind", at_work.KINDS)
+def test_no_green_card_of_another_target_that_nobody_measured(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = at_work.RUN | at_work.KINDS[kind] | at_work.PRIVATE
+    folder = run_federation(tmp_path, InProcessGrid(at_work.hospitals(tmp_path)), **settings)
+    unmeasured_says_so(folder, capsys)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 500), st.sampled_from(["used", "rejected", "dropped"]))),
+    st.lists(st.text(min_size=1), max_size=2),
+    st.sampled_from([True, False, None]),
+)
+def test_only_a_model_that_is_known_to_be_better_than_chance_has_a_green_card(
+    sites: list[tuple[int, Any]], absent: list[str], chance: bool | None
+) -> None:
+    own = [Site(str(at), fate, "", records=n) for at, (n, fate) in enumerate(sites)]
+    card = run_card(own, 0, missing=MissingClasses(tuple(absent)), at_chance=chance)
+    whole = all(fate == "used" for _, fate in sites)
+    assert (card["state"] == "green") == (whole and not absent and chance is False)
+    assert (card["state"] == "green") == (missing_line(card) == "")
+    assert ("nobody has measured" in missing_line(card)) == (chance is None)

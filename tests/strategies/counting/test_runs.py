@@ -16,7 +16,7 @@ from fedsurrogate.common.privacy.accounting import gaussian_noise_multiplier
 from fedsurrogate.common.signed_models.signed_model import read_signed_model
 from fedsurrogate.server_app.counting import counting_budget, evaluation_settings
 from fedsurrogate.server_app.deployment.local_engine import simulate_here
-from tests.client_app.model_use.hospitals import CLASSES, rows_of_classes
+from tests.client_app.model_use.hospitals import CLASSES, rows_of_classes, write_images
 from tests.grid import Fault, NodeConfig, events_of, metrics_of
 from tests.strategies.counting.hospitals import (
     allow,
@@ -95,6 +95,25 @@ def test_a_hospital_that_does_not_allow_it_is_nowhere_shown_alone(
     assert [file.name for file in (folder / "surrogates").iterdir()] == ["clinic-1.pb"]
     assert list(metrics_of(folder)["card"]["records"]) == ["clinic-1"]
     assert result["sites"] == 3
+
+
+@pytest.mark.parametrize("others", [1, 25])
+def test_records_of_other_classes_are_in_no_number_and_the_result_says_so(
+    others: int, home: Path, hospitals: tuple[list[NodeConfig], Path]
+) -> None:
+    nodes, run = hospitals
+    for k in range(3):
+        allow(home, k, 'exact-counts = ["evaluation"]\n')
+    wanted = exact_accuracy(nodes, run)
+    unknown = [row for row in range(600) if str(load_digits().target[row]) not in CLASSES]
+    rows = rows_of_classes()[360:]
+    for number, node in enumerate(nodes):
+        mixed = [*rows[number * 60 : number * 60 + 60], *unknown[number : 3 * others : 3]]
+        node["held-out-dir"] = str(write_images(home / f"mixed-{number}", mixed))
+    _, result = evaluated(home, nodes, run, epsilon=0.0)
+    assert result["records"]["value"] == len(rows[:180])
+    assert result["records_of"] == "the model's classes"
+    assert result["accuracy"]["value"] == pytest.approx(wanted)
 
 
 def test_the_held_out_records_are_counted_and_no_others(
