@@ -216,10 +216,9 @@ def class_means(
 
 def _pooled(training: Training, replies: Sequence[Parameters]) -> dict[str, Tensor]:
     """The mean of the updates, weighted by site size, or their robust mean."""
-    rule, equal = training.config.defence, training.config.settings.dpcvae.weights == "equal"
-    weights = [1.0] * len(replies) if equal else _weights(training.memory, replies)
+    rule = training.config.defence
     if rule not in POOLED:
-        return average([reply.tensors for reply in replies], weights)
+        return average([reply.tensors for reply in replies], _weights(training.memory, replies))
     return robust_tensors([reply.tensors for reply in replies], rule)
 
 
@@ -256,9 +255,7 @@ def absorb_total(total: Total, training: Training, summed: Sequence[str]) -> Non
             raise false_numbers(f"sums that no records have: {error}") from None
         training.model = with_classes(training, [pooled], len(summed))
     else:
-        weight = weight_of(
-            total, len(summed), 0.0 if training.config.settings.dpcvae.weights == "records" else 1.0
-        )
+        weight = weight_of(total, len(summed))
         training.model = moved_by(
             training.model, by_name(total.tensors["update"] / weight, expected_shapes(training))
         )

@@ -343,7 +343,6 @@ def test_images_of_a_round_begin_where_those_of_the_confirmed_round_ended(tmp_pa
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (PRIVATE | {"fedlap.labels": "present"}, "which classes"),
         (PRIVATE | {"fedlap.mse-weight": 0.1}, "batch-size"),
         ({"fedlap.noise-multiplier": 1.0}, "needs epsilon"),
         ({"fedlap.augment": "flip", "fedlap.model": "mlp"}, "images"),
