@@ -374,22 +374,6 @@ def test_cells_of_one_record_stay_at_the_site(tmp_path: Path) -> None:
         site_function(run.plan.combination)(job(run, tmp_path, "s", (x, y), training))
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        ({"fedavg.model": "mlp"}, "has linear heads only; remove fedavg.model = 'mlp'"),
-        ({"method": "fedrep"}, "learns classes only"),
-        ({"method": "fedlambda"}, "learns classes only"),
-        ({"method": "scaffold", "fedavg.momentum": 0.5}, "assume no momentum"),
-        ({"method": "dp-fedavg"}, "needs a budget"),
-        ({"epsilon": 1.0, "delta": 1e-5}, "does not support it"),
-    ],
-)
-def test_what_cannot_be_is_refused_before_the_start(more: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        parse_run({"method": "fedavg"} | KINDS["labels"] | more)
-
-
 def test_a_target_without_a_loss_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Labels, "objective", lambda self: None)
     with pytest.raises(ConfigError, match="is learned from sums only; use method = 'fedpft'"):
