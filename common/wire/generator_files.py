@@ -237,10 +237,5 @@ def _classes(manifest: dict[str, Any]) -> tuple[str, ...]:
 
 def _settings(settings: Settings) -> dict[str, Any]:
     """The settings that determine a generator's shape and privacy claim, as a flat run-config."""
-    section = settings.dpcvae.model_dump(by_alias=True)
-    return {
-        "method": settings.method,
-        "seed": settings.seed,
-        "epsilon": settings.epsilon,
-        "delta": settings.delta,
-    } | {f"dpcvae.{key}": value for key, value in section.items()}
+    chosen = ("method", "seed", "epsilon", "delta", "dpcvae.")
+    return {key: value for key, value in settings.flat().items() if key.startswith(chosen)}

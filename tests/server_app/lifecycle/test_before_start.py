@@ -216,20 +216,6 @@ def test_resume_names_the_settings_that_differ(tmp_path: Path) -> None:
         check_simulation({"resume": str(folder)})
 
 
-def test_a_run_whose_settings_have_another_digest_here_is_continued_by_the_version_that_began_it(
-    tmp_path: Path,
-) -> None:
-    folder = run_federation(tmp_path, sites(2), **ROUNDS)
-    manifest = json.loads((folder / "manifest.json").read_text()) | {"simulated": True}
-    resumed = ROUNDS | {"resume": str(folder), "output-dir": str(tmp_path)}
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    check_simulation(resumed)
-    manifest |= {"run": "0" * 16, "versions": {"fedsurrogate": "0.2.0"}}
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(RunError, match=r"continue it with version 0\.2\.0"):
-        check_simulation(resumed)
-
-
 def test_a_simulation_is_not_continued_at_hospitals(tmp_path: Path) -> None:
     folder = run_federation(tmp_path, sites(2), **ROUNDS)
     with pytest.raises(RunError, match="is a run with connected sites, and this is a simulation"):

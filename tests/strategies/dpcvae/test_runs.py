@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedsurrogate.common.errors import PUBLIC_SENTENCES, RunError
+from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.models.generators import COUNTS
 from fedsurrogate.common.privacy.accounting import GaussianEvent, epsilon_spent
 from fedsurrogate.common.wire.generator_files import read_generator, read_manifest
@@ -148,26 +148,6 @@ def test_a_private_first_round_that_failed_is_not_asked_for_twice(tmp_path: Path
         run_federation(tmp_path, sites(2), **settings, resume=str(half))
 
 
-def test_a_site_without_its_state_is_refused_by_name_and_the_others_go_on(tmp_path: Path) -> None:
-    grid = InProcessGrid(sites(3))
-    push = grid.push_messages
-
-    def forgets(messages: Any) -> Any:
-        for file in (tmp_path / "site-state").rglob("kept-2.safetensors"):
-            if file.parent.name.endswith("-1"):
-                file.unlink()
-        return push(messages)
-
-    grid.push_messages = forgets  # type: ignore[method-assign]
-    folder = run_federation(tmp_path, grid, **SMALL | PRIVATE)
-    refused = [event for event in events_of(folder) if event["event"] == "rejected"]
-    assert {(event["site"], event["round"]) for event in refused} == {("1", 3), ("1", 4)}
-    assert {event["reason"] for event in refused} == {PUBLIC_SENTENCES["state"]}
-    assert metrics_of(folder)["status"] == "ok"
-    log = (tmp_path / "site-state" / "site.log").read_text()
-    assert "the site's encoder, and its budget with it, would begin anew" in log
-
-
 def test_a_site_under_privacy_tells_nothing_of_its_own_and_keeps_the_generator(
     tmp_path: Path,
 ) -> None:
@@ -247,28 +227,6 @@ def test_nobody_is_dropped_for_quorum_when_a_site_comes_back_under_another_numbe
     metrics = metrics_of(run_federation(tmp_path, grid, **SMALL | {"quorum": 1.0}))
     assert [entry["used"] for entry in metrics["rounds"]] == [2, 2, 2, 2]
     assert metrics["sites"]["invited"] == 2
-
-
-def test_a_site_that_takes_anothers_name_during_the_run_is_refused_by_name(tmp_path: Path) -> None:
-    grid = InProcessGrid(sites(2))
-    nodes, new = grid.get_node_ids, FIRST_NODE + 50
-
-    def joined() -> Any:
-        done = [
-            e for f in (tmp_path / "runs").glob("*") for e in events_of(f) if e["event"] == "round"
-        ]
-        if len(done) == 1 and new not in grid.node_configs:
-            grid.node_configs[new] = dict(grid.node_configs[FIRST_NODE])
-            grid._states[new] = grid._states[FIRST_NODE]
-        return nodes()
-
-    grid.get_node_ids = joined  # type: ignore[method-assign]
-    folder = run_federation(tmp_path, grid, **SMALL)
-    refused = [e for e in events_of(folder) if e["event"] == "rejected"]
-    assert {e["reason"] for e in refused} == {
-        "the site reports the name '0', which is another site's"
-    }
-    assert metrics_of(folder)["sites"]["used"] == 2
 
 
 def test_a_full_disk_costs_a_site_the_round_and_not_the_run(

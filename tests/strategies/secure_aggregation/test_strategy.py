@@ -251,14 +251,6 @@ def test_a_flipped_bit_is_noise_in_one_number(tmp_path: Path, vectors: Vectors) 
     assert np.flatnonzero(off).tolist() == [flipped]
 
 
-def test_records_beyond_the_bounds_end_the_run_and_are_not_cut(tmp_path: Path) -> None:
-    """A refusal would show which site has them."""
-    with pytest.raises(
-        RunError, match=r"a site has withheld the secure aggregation.*nothing shows which"
-    ):
-        run_federation(tmp_path, sites(5), **SECURE, **{"secure-aggregation-range": 0.01})
-
-
 def test_the_run_says_who_could_see_what(tmp_path: Path) -> None:
     folder = run_federation(tmp_path, sites(5), report=True, **PRIVATE)
     metrics = metrics_of(folder)

@@ -283,23 +283,6 @@ ODD = st.one_of(
 )
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", KINDS)
-@searched
-@given(data=st.data())
-def test_one_outlier_record_changes_the_sum_by_the_clip_at_most(
-    kind: str, way: str, data: st.DataObject
-) -> None:
-    record = st.tuples(st.tuples(ODD, ODD, ODD), CELLS[kind])
-    rows = data.draw(st.lists(record, min_size=1, max_size=4))
-    x = torch.tensor([features for features, _ in rows])
-    values = torch.tensor([cells for _, cells in rows], dtype=torch.float64)
-    whole = summed(kind, x, values, 0.5, way)
-    without = summed(kind, x[1:], values[1:], 0.5, way)
-    assert whole.isfinite().all()
-    assert float((whole - without).norm()) <= 0.5
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @searched
 @given(data=st.data())

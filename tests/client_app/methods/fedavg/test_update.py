@@ -19,7 +19,6 @@ from fedsurrogate.client_app.methods.fedavg.update import update, weighted_updat
 from fedsurrogate.client_app.methods.job import Job
 from fedsurrogate.client_app.methods.local_training import network, step_length, train
 from fedsurrogate.client_app.node_config import NodeConfig
-from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.models.devices import stream
 from fedsurrogate.common.models.networks import linear
 from fedsurrogate.common.models.parameters import CONTROL, split_control
@@ -187,20 +186,6 @@ def test_fedsgd_takes_one_step_and_dsfl_sends_the_largest_half(tmp_path: Path) -
     )
     sparse = moved(tmp_path, run("dsfl", **{"fedavg.keep": 0.25}))
     assert sum(int((tensor != 0).sum()) for tensor in sparse.values()) == round(0.25 * (16 * 3 + 3))
-
-
-def test_a_model_of_another_run_or_backbone_is_refused(tmp_path: Path) -> None:
-    config = run("fedavg")
-    training = with_memory(Training.begin(config, CLASSES, "f", 16))
-    asked = job(tmp_path, config, training)
-    other = unpack_parameters(training.payload())
-    for changed in (replace(other.header, run="x"), replace(other.header, fingerprint="g")):
-        with pytest.raises(SurrogateError, match="a model of run"):
-            site_function(config.plan.combination)(
-                replace(asked, payload=pack_parameters(replace(other, header=changed)))
-            )
-    with pytest.raises(SurrogateError, match="a round without a model"):
-        site_function(config.plan.combination)(replace(asked, payload=None))
 
 
 DISTRIBUTED: dict[str, Any] = {
