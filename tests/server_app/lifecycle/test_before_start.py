@@ -80,6 +80,9 @@ def wrong(tmp_path: Path) -> dict[str, tuple[str, str]]:
             "has no checkpoint.safetensors",
         ),
         "device": ('device="cuda:77"', "GPUs; use 'cpu' or 'auto'"),
+        "key": ("fedpft.rnak=3", "unknown key 'fedpft.rnak'; did you mean 'fedpft.rank'?"),
+        "value": ("epsilon=1.0", "epsilon = 1"),
+        "no value": ("seed 3", "cannot read 'seed 3'"),
     }
 
 
