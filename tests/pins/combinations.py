@@ -418,9 +418,7 @@ def variations(subject: str, settings: Mapping[str, Scalar]) -> Iterator[Flat]:
         }
         yield from _combined(models)
     if subject in ("fedlap", "fedlap, private", "dsc"):
-        yield from _combined(
-            {"backbone": ("pixels", "pixels:rgb", "own"), "image-size": (8, 16)}
-        )
+        yield from _combined({"backbone": ("pixels", "pixels:rgb", "own"), "image-size": (8, 16)})
     if subject in ("dpcvae", "dpcvae, private"):
         layers = {
             "dpcvae.hidden": (0, 16),

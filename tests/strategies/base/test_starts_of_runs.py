@@ -32,7 +32,6 @@ from fedsurrogate.strategies.base.outcome import (
 from fedsurrogate.strategies.fedpft.strategy import FedPFTChain
 from tests.strategies.base.test_courses_of_a_run import Kept
 
-
 few = settings(max_examples=60, deadline=None)
 
 
