@@ -112,7 +112,10 @@ def take_in(training: Training, replies: Sequence[Parameters]) -> None:
         }
         training.model = with_classes(training, replies)
     else:
-        training.model = moved_by(training.model, _pooled(training, replies))
+        rule, updates = training.config.defence, [reply.tensors for reply in replies]
+        weights = _weights(training.memory, replies)
+        moved = robust_tensors(updates, rule) if rule in POOLED else average(updates, weights)
+        training.model = moved_by(training.model, moved)
     training.finish_round(reply.header.site for reply in replies)
 
 
@@ -212,14 +215,6 @@ def class_means(
     means = middle.repeat(len(names), 1)
     means[[names.index(name) for name in pooled.classes]] += kept[:, None] * apart
     return (means * scale).float()
-
-
-def _pooled(training: Training, replies: Sequence[Parameters]) -> dict[str, Tensor]:
-    """The mean of the updates, weighted by site size, or their robust mean."""
-    rule = training.config.defence
-    if rule not in POOLED:
-        return average([reply.tensors for reply in replies], _weights(training.memory, replies))
-    return robust_tensors([reply.tensors for reply in replies], rule)
 
 
 def _weights(memory: Mapping[str, Tensor], replies: Sequence[Parameters]) -> list[float]:
