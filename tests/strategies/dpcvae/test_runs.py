@@ -248,3 +248,25 @@ def test_a_full_disk_costs_a_site_the_round_and_not_the_run(
     ] == [1, 3, 4]
     rounds = sorted([entry["round"] for entry in entries] for entries in ledgers(tmp_path))
     assert rounds == [[1, 2, 3, 4], [1, 3, 4]]
+
+
+def test_a_site_that_takes_anothers_name_during_the_run_is_refused_by_name(tmp_path: Path) -> None:
+    grid = InProcessGrid(sites(2))
+    nodes, new = grid.get_node_ids, FIRST_NODE + 50
+
+    def joined() -> Any:
+        done = [
+            e for f in (tmp_path / "runs").glob("*") for e in events_of(f) if e["event"] == "round"
+        ]
+        if len(done) == 1 and new not in grid.node_configs:
+            grid.node_configs[new] = dict(grid.node_configs[FIRST_NODE])
+            grid._states[new] = grid._states[FIRST_NODE]
+        return nodes()
+
+    grid.get_node_ids = joined  # type: ignore[method-assign]
+    folder = run_federation(tmp_path, grid, **SMALL)
+    refused = [e for e in events_of(folder) if e["event"] == "rejected"]
+    assert {e["reason"] for e in refused} == {
+        "the site reports the name '0', which is another site's"
+    }
+    assert metrics_of(folder)["sites"]["used"] == 2
