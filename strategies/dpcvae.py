@@ -112,7 +112,10 @@ def take_in(training: Training, replies: Sequence[Parameters]) -> None:
         }
         training.model = with_classes(training, replies)
     else:
-        training.model = moved_by(training.model, _pooled(training, replies))
+        rule, updates = training.config.defence, [reply.tensors for reply in replies]
+        weights = _weights(training.memory, replies)
+        moved = robust_tensors(updates, rule) if rule in POOLED else average(updates, weights)
+        training.model = moved_by(training.model, moved)
     training.finish_round(reply.header.site for reply in replies)
 
 
@@ -214,15 +217,6 @@ def class_means(
     return (means * scale).float()
 
 
-def _pooled(training: Training, replies: Sequence[Parameters]) -> dict[str, Tensor]:
-    """The mean of the updates, weighted by site size, or their robust mean."""
-    rule, equal = training.config.defence, training.config.settings.dpcvae.weights == "equal"
-    weights = [1.0] * len(replies) if equal else _weights(training.memory, replies)
-    if rule not in POOLED:
-        return average([reply.tensors for reply in replies], weights)
-    return robust_tensors([reply.tensors for reply in replies], rule)
-
-
 def _weights(memory: Mapping[str, Tensor], replies: Sequence[Parameters]) -> list[float]:
     """Weight of each site: its reported size, or the median size for a site that joined too late to
     report one.
@@ -256,9 +250,7 @@ def absorb_total(total: Total, training: Training, summed: Sequence[str]) -> Non
             raise false_numbers(f"sums that no records have: {error}") from None
         training.model = with_classes(training, [pooled], len(summed))
     else:
-        weight = weight_of(
-            total, len(summed), 0.0 if training.config.settings.dpcvae.weights == "records" else 1.0
-        )
+        weight = weight_of(total, len(summed))
         training.model = moved_by(
             training.model, by_name(total.tensors["update"] / weight, expected_shapes(training))
         )

@@ -15,9 +15,9 @@ from torch.nn.functional import cross_entropy
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.identity import distinct_names
 from fedsurrogate.common.models.classifiers import Head
-from fedsurrogate.common.models.networks import build, of_target, split_input
+from fedsurrogate.common.models.networks import build, of_target
 from fedsurrogate.common.models.parameters import Parameters, Tensors, check_update
-from fedsurrogate.common.models.training_parts import UncompiledSGD, draw, train_on_features
+from fedsurrogate.common.models.training_parts import UncompiledSGD, train_on_features
 from fedsurrogate.common.settings import FedAvgSettings, HeadSettings, Model
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.targets.target import Objective
@@ -123,9 +123,9 @@ def train(
         module: the network.
         features: of the records, (n, d).
         labels: indices of classes, (n,), or the code of another target, (n, q).
-        settings: epochs, size of a batch, momentum and augmentation.
+        settings: epochs, size of a batch and momentum.
         rate: learning rate.
-        generator: of the order of the records, and of the augmentation.
+        generator: of the order of the records.
         variant: changes to plain SGD.
 
     Returns:
@@ -139,12 +139,9 @@ def train(
     groups = [{"params": [own], "lr": lr} for (_, own), lr in zip(trained, rates, strict=True)]
     optimiser = UncompiledSGD(groups, lr=rate, momentum=settings.momentum)
     steps = 0
-    if settings.augment:
-        module, features = split_input(module, features)
     for rows in batches(len(labels), settings.local_epochs, settings.batch_size, generator):
         optimiser.zero_grad()
-        change = draw(settings.augment, generator)
-        losses = variant.losses(module(change(features[rows])), labels[rows])
+        losses = variant.losses(module(features[rows]), labels[rows])
         losses.mean().backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():
             for index, (name, parameter) in enumerate(trained):

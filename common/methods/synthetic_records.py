@@ -68,7 +68,7 @@ def _symbols(
     model.
     """
     total = max(classes, named)
-    images = own.images_per_class * (total if private or own.labels == "all" else classes)
+    images = own.images_per_class * (total if private else classes)
     return {"N": images, "l": images // 2, "P": model_numbers(own, total, dimension)}
 
 
@@ -88,10 +88,6 @@ def _work(own: FedLAPSettings, private: bool, classes: int, dimension: int) -> m
 
 def _private_refusal(own: FedLAPSettings) -> str:
     """Why FedLAP-DP does not support the settings; empty if it does."""
-    if own.labels == "present":
-        return (
-            "fedlap.labels = 'present' discloses which classes a site has; remove it under privacy"
-        )
     if own.mse(private=True) and not own.batch_size:
         return (
             "fedlap.batch-size = 0: the squared error needs correctly scaled gradients, which "
@@ -138,16 +134,7 @@ def _without_radius(own: method.Plan, name: str) -> method.Plan:
 
 def _by_class(name: str) -> Callable[[Settings], method.Plan]:
     """The plan of a method that matches images to the records of their own class, without privacy."""
-
-    def by_class(settings: Settings) -> method.Plan:
-        text = (
-            f"fedlap.labels = 'all': method = {settings.method!r} matches each class by its "
-            "own records; remove it"
-        )
-        own = replace(_without_radius(plan(settings), name), privacy=None)
-        return replace(own, refusal=text if settings.fedlap.labels == "all" else "")
-
-    return by_class
+    return lambda settings: replace(_without_radius(plan(settings), name), privacy=None, refusal="")
 
 
 FEDLAP = method.Method(

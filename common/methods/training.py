@@ -222,16 +222,10 @@ def sgd_noise(
 
 def dp_fedprox_plan(settings: Settings) -> Plan:
     """The plan of DP-FedProx: DP-SGD at every site."""
-    own, usual = settings.fedavg, proximal_plan(settings)
-    if settings.epsilon:
-        usual = replace(usual, privacy=sgd_noise(own, settings))
-    # A private step clips the gradients of unchanged records.
-    refusal = (
-        f"method = {settings.method!r} does not support fedavg.augment; remove it"
-        if own.augment
-        else ""
-    )
-    return replace(usual, refusal=refusal)
+    usual = proximal_plan(settings)
+    if not settings.epsilon:
+        return usual
+    return replace(usual, privacy=sgd_noise(settings.fedavg, settings))
 
 
 def dp_fedavg_plan(settings: Settings) -> Plan:

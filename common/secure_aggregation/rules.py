@@ -56,21 +56,19 @@ class SumRules:
     least: int
 
     @classmethod
-    def of(cls, members: int, colluding: float, dropouts: float, threshold: int = 0) -> SumRules:
+    def of(cls, members: int, colluding: float, dropouts: float) -> SumRules:
         """The rules for shares of colluding and lost sites.
 
         Args:
             members: sites in the key list.
             colluding: share of them that may tell the coordinator their secrets.
             dropouts: share of them that may be lost.
-            threshold: as in the attributes; 0 for the smallest that is safe.
         """
         together = math.floor(colluding * members + 1e-9)
-        smallest = (members + together) // 2 + 1
-        chosen = threshold or smallest
-        return cls(
-            members, together, chosen, max(members - math.floor(dropouts * members + 1e-9), chosen)
-        )
+        # The smallest threshold that is safe.
+        threshold = (members + together) // 2 + 1
+        least = max(members - math.floor(dropouts * members + 1e-9), threshold)
+        return cls(members, together, threshold, least)
 
     @property
     def honest(self) -> int:
@@ -111,13 +109,12 @@ class SumRules:
             )
         if 2 * self.threshold <= self.members + self.colluding:
             raise PolicyError(
-                f"secure-aggregation-threshold = {self.threshold}: {self.colluding} of {self.members} "
-                "sites may collude, so it must be at least "
-                f"{(self.members + self.colluding) // 2 + 1}"
+                f"a threshold of {self.threshold} shares: {self.colluding} of {self.members} sites may "
+                f"collude, so it must be at least {(self.members + self.colluding) // 2 + 1}"
             )
         if self.threshold > self.members:
             raise PolicyError(
-                f"secure-aggregation-threshold = {self.threshold}: there are only {self.members} sites"
+                f"a threshold of {self.threshold} shares: there are only {self.members} sites"
             )
         if self.honest < 1:
             raise PolicyError(
@@ -220,7 +217,7 @@ def rules_of(sums: SumSettings, members: int) -> SumRules:
         sums: settings of the sum.
         members: number of sites in the key list.
     """
-    return SumRules.of(members, sums.colluding, sums.dropouts, sums.secure_aggregation_threshold)
+    return SumRules.of(members, sums.colluding, sums.dropouts)
 
 
 def numbers_of(plan: Plan, sums: SumSettings, sites: int, round: int = 1) -> dict[str, FixedPoint]:

@@ -476,8 +476,7 @@ def recover(
     """
     if len(shares) < threshold:
         raise SurrogateError(
-            f"{len(shares)} shares of site {dealt.site!r}, but secure-aggregation-threshold needs "
-            f"{threshold} to complete the sum"
+            f"{len(shares)} shares of site {dealt.site!r}, but the sum needs {threshold}"
         )
     try:
         secret = combine(

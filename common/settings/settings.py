@@ -21,7 +21,6 @@ from .heads import (
 from .training import DPCVAESettings, FedAvgSettings, FedLAPSettings, FedPFTSettings
 
 SECURE_AGGREGATION_KEYS = (
-    "secure-aggregation-threshold",
     "secure-aggregation-records",
     "secure-aggregation-range",
     "colluding",
@@ -202,8 +201,6 @@ class SumSettings(Section):
     Attributes:
         secure_aggregation: Whether the coordinator sees only the sum over all sites, never what one
             site sends.
-        secure_aggregation_threshold: Sites that must reply to the end for the sum; 0 for the fewest
-            that are safe.
         secure_aggregation_records: Most records of one site; a smaller number makes the sum finer.
             Where features.records is larger than the default, it takes the place of the default.
         secure_aggregation_range: Largest magnitude of a feature without privacy; with a larger one
@@ -215,7 +212,6 @@ class SumSettings(Section):
     """
 
     secure_aggregation: bool = False
-    secure_aggregation_threshold: Annotated[int, base.Unit("sites")] = Field(0, ge=0, le=1000)
     secure_aggregation_records: base.Records = Field(20_000, ge=1, le=10**9)
     secure_aggregation_range: float = Field(16.0, gt=0, le=1e6)
     colluding: float = Field(1 / 3, ge=0, lt=1)

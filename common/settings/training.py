@@ -30,7 +30,6 @@ class FedAvgSettings(base.Section):
         keep: Share of an update's entries, the largest, that DSFL sends.
         noise: Noise in secure aggregation: distributed over all sites, in one step a round over all
             their records, or that of DP-SGD at every site.
-        augment: Random changes of the images in training; only for a ConvNet.
     """
 
     model: base.Model | Literal["auto"] = "auto"
@@ -49,9 +48,6 @@ class FedAvgSettings(base.Section):
     sample_rate: base.SampleRate = 0.05
     noise_multiplier: base.NoiseMultiplier = 0.0
     noise: Annotated[Literal["distributed", "site"], base.Only("dp-fedavg")] = "distributed"
-    augment: Annotated[
-        base.Augmentations, base.Only("fedavg", "fedprox", "fedyogi", "fedsgd", "scaffold")
-    ] = ()
 
     @property
     def kind(self) -> base.Model:
@@ -97,8 +93,6 @@ class FedLAPSettings(base.Section):
         rounds: Rounds of training.
         images_per_class: Synthetic images of each class that a site sends; 0 for 10 with a ConvNet
             or under privacy, otherwise 50.
-        labels: Classes of the images: the site's (present), or all of the run, which hides a site's
-            own; auto is all under privacy, otherwise present.
         start: Whether images start from noise in every round, or from those of the last round.
         trajectories: Trajectories of the model along which images are fitted; R_i in the paper.
         loops: Most loops in a trajectory; five in the paper.
@@ -134,7 +128,6 @@ class FedLAPSettings(base.Section):
     width: Annotated[int, base.Unit("units or channels")] = Field(32, ge=1, le=1024)
     rounds: base.Rounds = Field(5, ge=1, le=100_000)
     images_per_class: Annotated[int, base.Unit("images")] = Field(0, ge=0, le=10_000)
-    labels: Literal["auto", "present", "all"] = "auto"
     start: Literal["noise", "last"] = "last"
     trajectories: Annotated[int, base.Unit("trajectories")] = Field(1, ge=1, le=1000)
     loops: Annotated[int, base.Unit("loops")] = Field(1, ge=1, le=1000)
@@ -207,7 +200,6 @@ class DPCVAESettings(base.Section):
         optimiser: Optimiser at a site.
         learning_rate: Learning rate at a site; 0 for the optimiser's default.
         cosine: Whether the learning rate is annealed over the rounds.
-        weights: Weight of a site in the average: its reported number of records, or one.
         synthetic: Synthetic embeddings of each class that evaluate the generator.
     """
 
@@ -224,7 +216,6 @@ class DPCVAESettings(base.Section):
     optimiser: Annotated[Literal["adam", "sgd"], base.Only("dpcvae")] = "adam"
     learning_rate: float = Field(0.0, ge=0, le=1e4)
     cosine: bool = True
-    weights: Literal["records", "equal"] = "records"
     clip: base.GradientClip = 0.1
     sample_rate: base.SampleRate = 1.0
     noise_multiplier: base.NoiseMultiplier = 0.0

@@ -15,7 +15,6 @@ from ..identity import distinct_names
 from ..models.generators import Generator
 from ..privacy.mechanism import NOT_COVERED
 from ..run import stored_run
-from ..settings import Settings
 from ..settings.base import Scalar
 from ..surrogates.surrogates import Header
 
@@ -38,10 +37,15 @@ def pack_generator(generator: Generator, rounds: int = 0) -> bytes:
     """
     from safetensors.torch import save
 
+    # The settings that determine the shape and the privacy claim, as a flat run-config.
+    chosen = ("method", "seed", "epsilon", "delta", "dpcvae.")
+    settings = {
+        key: value for key, value in generator.run.settings.flat().items() if key.startswith(chosen)
+    }
     manifest = manifest_of(generator, rounds) | {
         "format": FORMAT,
         "kind": "generator",
-        "settings": _settings(generator.run.settings),
+        "settings": settings,
     }
     tensors = {name: tensor.float().contiguous() for name, tensor in generator.tensors.items()}
     content: bytes = save(tensors, {"manifest": json.dumps(manifest)})
@@ -233,14 +237,3 @@ def _classes(manifest: dict[str, Any]) -> tuple[str, ...]:
     if not isinstance(classes, list) or not classes:
         raise ValueError("its classes are no list of names")
     return distinct_names(classes, "class")
-
-
-def _settings(settings: Settings) -> dict[str, Any]:
-    """The settings that determine a generator's shape and privacy claim, as a flat run-config."""
-    section = settings.dpcvae.model_dump(by_alias=True)
-    return {
-        "method": settings.method,
-        "seed": settings.seed,
-        "epsilon": settings.epsilon,
-        "delta": settings.delta,
-    } | {f"dpcvae.{key}": value for key, value in section.items()}

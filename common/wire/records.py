@@ -49,15 +49,13 @@ def pack_surrogate(surrogate: AnySurrogate, bits: int = 16) -> bytes:
         surrogate: of a site.
         bits: of a loading, 16 or 8.
     """
-    message = pb.Surrogate(
-        header=surrogate_proto.pack_header(surrogate.header),
-        claim=surrogate_proto.pack_claim(surrogate.claim),
-    )
+    header = surrogate_proto.pack_header(surrogate.header)
+    claim = surrogate_proto.pack_claim(surrogate.claim)
     if isinstance(surrogate, SumsSurrogate):
-        message.sums.CopyFrom(surrogate_proto.pack_sums(surrogate.sums))
-    else:
-        message.mixtures.CopyFrom(_pack_mixtures(surrogate.mixtures, bits))
-    return canonical(message)
+        sums = surrogate_proto.pack_sums(surrogate.sums)
+        return canonical(pb.Surrogate(header=header, claim=claim, sums=sums))
+    mixtures = _pack_mixtures(surrogate.mixtures, bits)
+    return canonical(pb.Surrogate(header=header, claim=claim, mixtures=mixtures))
 
 
 def _pack_mixtures(mixtures: Mixtures, bits: int) -> pb.Mixtures:

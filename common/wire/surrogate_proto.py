@@ -280,12 +280,9 @@ def unpack_delivery(payload: bytes | None) -> tuple[tuple[Dealt, ...], bytes]:
 
 def pack_map(public: PublicMap) -> bytes:
     """A public map; no bytes for one that changes nothing."""
-    message = pb.PublicMap()
-    if public.projection is not None:
-        message.projection.CopyFrom(pack(public.projection))
-    if public.centre is not None:
-        message.centre.CopyFrom(pack_centre(public.centre))
-    return canonical(message)
+    projection = None if public.projection is None else pack(public.projection)
+    centre = None if public.centre is None else pack_centre(public.centre)
+    return canonical(pb.PublicMap(projection=projection, centre=centre))
 
 
 def unpack_map(payload: bytes) -> PublicMap:

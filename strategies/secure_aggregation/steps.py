@@ -288,6 +288,5 @@ class Steps(Federation):
         remedy = f"; {self._remedy}" if self._disputes else ""
         raise RunError(
             f"the secure aggregation cannot be completed: {there} of {self._rules.members} sites {what}, "
-            f"{needed} are needed (see dropouts, colluding and secure-aggregation-threshold); nothing was "
-            f"revealed{lost}{remedy}"
+            f"{needed} are needed (see dropouts and colluding); nothing was revealed{lost}{remedy}"
         )

@@ -66,7 +66,6 @@ VALUES: dict[str, tuple[Scalar, ...]] = {
     "defence": ("none", "harm", "median", "trimmed", "screen"),
     "epsilon": (1.0, 0.25),
     "delta": (1e-6,),
-    "secure-aggregation-threshold": (3,),
     "secure-aggregation-records": (5000,),
     "secure-aggregation-range": (4.0,),
     "colluding": (0.5, 0.0),
@@ -125,12 +124,10 @@ VALUES: dict[str, tuple[Scalar, ...]] = {
     "fedavg.sample-rate": (0.5,),
     "fedavg.noise-multiplier": (5.0, 0.1),
     "fedavg.noise": ("site",),
-    "fedavg.augment": ("flip",),
     "fedlap.model": ("linear", "mlp", "convnet"),
     "fedlap.width": (16,),
     "fedlap.rounds": (3,),
     "fedlap.images-per-class": (2,),
-    "fedlap.labels": ("present", "all"),
     "fedlap.start": ("noise",),
     "fedlap.trajectories": (2,),
     "fedlap.loops": (2,),
@@ -164,7 +161,6 @@ VALUES: dict[str, tuple[Scalar, ...]] = {
     "dpcvae.optimiser": ("sgd",),
     "dpcvae.learning-rate": (0.01,),
     "dpcvae.cosine": (False,),
-    "dpcvae.weights": ("equal",),
     "dpcvae.clip": (1.0,),
     "dpcvae.sample-rate": (0.5,),
     "dpcvae.noise-multiplier": (20.0, 0.1),
@@ -197,7 +193,7 @@ UNREADABLE: Flat = {
     **{
         "features.power-transform": "half",
         "features.bag": "max",
-        "fedavg.augment": "mirror",
+        "fedlap.augment": "mirror",
         "dpcvae.rounds": 1,
         "counting.digest": "ab",
         "counting.bins": 2,
@@ -216,13 +212,11 @@ UNREADABLE: Flat = {
         "fedlap.rule": "mean",
     },
     **{
-        "fedlap.labels": "some",
         "fedlap.start": "first",
         "dpcvae.first-round": "means",
         "dpcvae.optimiser": "lion",
     },
     **{
-        "dpcvae.weights": "size",
         "counting.kind": "votes",
         "fedpft.clip": 1e-9,
         "fedavg.clip": 0.0,
@@ -314,6 +308,36 @@ WRONG: tuple[Flat, ...] = (
         "defence": "median",
     },
 )
+# The same as a person types them.
+TYPED: tuple[str, ...] = (
+    "task=regression target-range=0,1 fedpft.topology=chain",
+    "task=regression target-range=0,1 method=fedavg epsilon=1.0 delta=1e-5",
+    "task=regression target-range=0,1 method=fedavg features.ranges=0,1",
+    "task=regression target-range=0,1 secure-aggregation=true features.ranges=0,1 features.projection=x",
+    "task=regression target-range=0,1 features.ranges=1,0",
+    "task=survival horizon=2.0 time-column=a event-column=a time-unit=y",
+    "task=survival horizon=2.0 time-column=event",
+    "task=survival horizon=2.0 event-column=time",
+    "task=survival horizon=2.0 compare=true",
+    "task=survival horizon=2.0 counting.kind=survey classes=a,b",
+    "task=survival horizon=2.0 counting.kind=evaluation",
+    "task=multilabel label-columns=a,b counting.kind=survey counting.bins=5",
+    "task=multilabel label-columns=a,b method=fedavg fedavg.model=mlp",
+    "task=multilabel label-columns=a,b method=fedlambda",
+    "counting.kind=survey classes=a,b secure-aggregation=true features.projection=x",
+    "secure-aggregation=true",
+    "fedpft.bits=8 fedpft.covariance=diag",
+    "head.learning-rate=nan",
+    "alpha=inf",
+    "deadline=nan",
+    "fedpft.components=2.0",
+    "fedpft.components=true",
+    "features.power-transform=0.0",
+    "features.power-transform=2.5",
+    "features.power-transform=true",
+    "output_dir=x",
+    "zzzzzz=1",
+)
 COUNTING: Flat = {"classes": CLASSES, "counting.digest": SHA}
 # Keys that a run which counts can depend on.
 OF_COUNTS = (
@@ -392,15 +416,9 @@ def variations(subject: str, settings: Mapping[str, Scalar]) -> Iterator[Flat]:
             "backbone": ("pixels", "torchvision:resnet18"),
             "image-size": (0, 16),
         }
-        yield from _combined(models | {"fedavg.augment": ("", "flip")})
+        yield from _combined(models)
     if subject in ("fedlap", "fedlap, private", "dsc"):
-        yield from _combined(
-            {
-                "backbone": ("pixels", "pixels:rgb", "own"),
-                "image-size": (8, 16),
-                "fedlap.labels": ("auto", "all"),
-            }
-        )
+        yield from _combined({"backbone": ("pixels", "pixels:rgb", "own"), "image-size": (8, 16)})
     if subject in ("dpcvae", "dpcvae, private"):
         layers = {
             "dpcvae.hidden": (0, 16),

@@ -132,7 +132,7 @@ def _resolved(config: Run, settings: Mapping[str, Scalar]) -> Facts:
     given = Settings().model_dump(by_alias=True, mode="json")
     before = flatten(given) | dict(settings)
     after = config.settings.flat()
-    names = {"classes", "dataset", "fedpft.order", "fedavg.augment", "fedlap.augment"}
+    names = {"classes", "dataset", "fedpft.order", "fedlap.augment"}
     return {key: value for key, value in after.items() if value != before[key] and key not in names}
 
 

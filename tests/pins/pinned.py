@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsurrogate.common.errors import ConfigError
-from fedsurrogate.common.settings.base import Scalar
+from fedsurrogate.common.settings.base import Scalar, parse_overrides
 from tests.pins import combinations, facts
 
 HERE = Path(__file__).parent
@@ -98,7 +98,8 @@ def refusals() -> dict[str, Found]:
     """The text with which each of the wrong settings is refused; the facts of settings that are
     not.
     """
-    wrong = [*combinations.WRONG, *({key: -1} for key in facts.setting_keys())]
+    typed = [parse_overrides([text]) for text in combinations.TYPED]
+    wrong = [*combinations.WRONG, *typed, *({key: -1} for key in facts.setting_keys())]
     return {combinations.as_text(settings): consequences(settings) for settings in wrong}
 
 

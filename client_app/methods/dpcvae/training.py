@@ -328,9 +328,7 @@ def generator_sums(job: Job) -> SiteStatistic:
     made = trained(job)
     tensors = {name: tensor.double() for name, tensor in made.reply.tensors.items()}
     if job.round > 1:
-        weight = 1.0
-        if job.run.settings.dpcvae.weights == "records":
-            weight = max(1.0, float(made.sizes.sum().round()))
+        weight = max(1.0, float(made.sizes.sum().round()))
         tensors = {
             "records": torch.tensor([weight], dtype=torch.float64),
             "update": weight * flat(tensors),

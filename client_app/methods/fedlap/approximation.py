@@ -606,9 +606,8 @@ def approximate(
     settings, private, claim = run.settings.fedlap, bool(run.settings.epsilon), job.mechanism()
     features, labels = job.training_data(classes)
     body, real, model = _in_place(job, received, features, labels)
-    present = (
-        torch.arange(len(classes)) if private or settings.labels == "all" else torch.unique(labels)
-    )
+    # All classes of the run hide a site's own.
+    present = torch.arange(len(classes)) if private else torch.unique(labels)
     named = tuple(classes[index] for index in present.tolist())
     begin = _begin(job, present, named, real.values.shape[1:])
     begin = LandscapeRecords.evenly(

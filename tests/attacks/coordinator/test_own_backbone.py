@@ -44,21 +44,6 @@ class Mean(nn.Module):
     def forward(self, x):
         return self.layer(x.mean((2, 3)))
 
-class MinusOthers(Mean):
-    def forward(self, x):
-        found = super().forward(x)
-        return found - found.mean(0)
-
-class Counts(Mean):
-    calls = 0
-    def forward(self, x):
-        self.calls += 1
-        return super().forward(x) + self.calls
-
-class Tall(nn.Module):
-    def forward(self, x):
-        return x.mean((1, 3))
-
 class Hidden(Mean):
     def __init__(self):
         super().__init__()
@@ -73,11 +58,7 @@ def mean():
     CALLS.append("mean")
     return Mean(), small
 def without_transform(): return Mean()
-def minus_others(): return MinusOthers(), small
-def counts(): return Counts(), small
-def tall(): return Tall(), lambda image: pil_to_tensor(image).float()
 def hidden(): return Hidden(), small
-def nothing(): return 3
 def fails(): raise OSError("/secret/weights.pt")
 """
 
@@ -169,23 +150,6 @@ def test_a_site_cannot_be_made_to_use_its_code_by_another_name(package: Path) ->
 def test_the_key_of_a_site_names_a_function(wrong: str) -> None:
     with pytest.raises(ConfigError, match=r"backbone.*must name a function"):
         parse_node_config({"backbone": wrong})
-
-
-@pytest.mark.parametrize(
-    ("function", "why"),
-    [
-        ("minus_others", "that image alone"),
-        ("counts", "that image alone"),
-        ("tall", "must resize all images to one size"),
-        ("without_transform", "no transform"),
-        ("nothing", "returns int"),
-        ("fails", "cannot be made"),
-        ("absent", "cannot be made"),
-    ],
-)
-def test_an_unsuitable_own_backbone_is_refused(function: str, why: str, package: Path) -> None:
-    with pytest.raises(BackboneError, match=why):
-        own_backbone(named(function), device="cpu")
 
 
 def test_a_transform_and_an_image_size_contradict_each_other(package: Path) -> None:

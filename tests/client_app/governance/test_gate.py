@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from fedsurrogate.client_app.governance.budget import Budget, Release, check_budget
 from fedsurrogate.client_app.governance.gate import Gate, open_gate
 from fedsurrogate.client_app.governance.ledger import Ledger
-from fedsurrogate.client_app.governance.policy import DEFAULT, PUBLIC_DATA, Policy
+from fedsurrogate.client_app.governance.policy import DEFAULT, Policy
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import BudgetError, ConfigError, PolicyError
 from fedsurrogate.common.methods import METHODS
@@ -30,40 +30,6 @@ PRIVATE: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-5}
 
 def gate(folder: Path, **policy: Any) -> Gate:
     return Gate(Policy(**policy), Ledger(folder, "data"))
-
-
-def test_a_policy_that_cannot_be_read_lets_nothing_out(tmp_path: Path) -> None:
-    node = NodeConfig(
-        data="parquet",
-        data_dir=str(tmp_path),
-        policy=str(tmp_path / "gone.toml"),
-        state_dir=str(tmp_path),
-    )
-    with pytest.raises(PolicyError, match="nothing leaves without it"):
-        open_gate(node, "digits", "1")
-
-
-def test_the_default_allows_a_private_run_and_public_data_anything(tmp_path: Path) -> None:
-    Gate(DEFAULT, Ledger(tmp_path, "data")).check_request(parse_run(PRIVATE))
-    public = Gate(PUBLIC_DATA, Ledger(tmp_path, "data"))
-    for asked in (
-        {},
-        PRIVATE | {"epsilon": 50.0, "fedpft.privacy": "theorem-4.1", "fedpft.covariance": "diag"},
-    ):
-        public.check_request(parse_run(asked))
-
-
-@pytest.mark.parametrize("mechanism", ["dp-em", "dp-sgd"])
-def test_a_size_that_noise_has_shaped_decides_only_once_it_is_paid_for(
-    tmp_path: Path, mechanism: str
-) -> None:
-    """Otherwise the number of components that stand out, or of zero entries, would be a free
-    release.
-    """
-    strict = gate(tmp_path, largest_payload_mib=1e-6)
-    with pytest.raises(PolicyError, match="largest-payload-mib = 1e-06: the release has 10 bytes"):
-        strict.let_out(replace(release(), mechanism=mechanism))
-    assert len(strict.ledger.entries()) == 1
 
 
 def test_runs_share_the_total_of_a_data_set(tmp_path: Path) -> None:

@@ -33,29 +33,8 @@ few = settings(max_examples=40, deadline=None)
 NUMBERS = itertools.count()
 
 
-@pytest.fixture
-def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that is taken for each library."""
-    folder = tmp_path / "library"
-    (folder / "models").mkdir(parents=True)
-    (folder / "model_configs").mkdir()
-    (folder / "models" / "nets.py").write_text(
-        "@register_model\ndef resnet_a(x):\n    pass\n\n"
-        "@register_model()\n@other\ndef vit_b(x):\n    pass\n\n"
-        "def helper_c(x):\n    pass\n\nALIASES = {'old_d': 'vit_b', \"older.e\": 1}\n"
-    )
-    (folder / "model_configs" / "ViT-B-32.json").write_text("{}")
-    (folder / "pretrained.py").write_text("tags = dict(openai=1, laion2b_s34b=2)\n")
-    (folder / "__init__.py").write_text("")
-    spec = importlib.machinery.ModuleSpec("x", None, origin=str(folder / "__init__.py"))
-    monkeypatch.setattr(backbone_names, "find_spec", lambda name: spec)
-    monkeypatch.setattr(backbone_names, "is_installed", lambda name: True)
-    monkeypatch.setattr(backbone_names, "check_installed", lambda name, why: None)
-    return folder
-
-
 def test_a_library_that_is_not_installed_is_asked_for_only_where_it_is_needed(
-    library: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[tuple[str, str]] = []
     monkeypatch.setattr(backbone_names, "is_installed", lambda name: False)
@@ -97,9 +76,6 @@ def test_a_file_of_weights_has_all_that_its_header_announces(tmp_path: Path) -> 
         check_weights_file(tmp_path / "missing")
     with pytest.raises(BackboneError, match="Is a directory"):
         check_weights_file(tmp_path)
-
-
-# Images.
 
 
 # Backbones of the user's own.

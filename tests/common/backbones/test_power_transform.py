@@ -7,7 +7,6 @@ import torch
 
 from fedsurrogate.common.backbones.backbones import load_backbone
 from fedsurrogate.common.backbones.power_transform import power_for, power_in, raised, with_power
-from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.run import parse_run
 
 
@@ -31,28 +30,6 @@ def test_the_fingerprint_holds_the_power(fingerprint, power, wanted):
 )
 def test_other_fingerprints_have_power_one(text):
     assert power_in(text) == 1.0
-
-
-@pytest.mark.parametrize("value", [0, 0.0, -1.0, 2.5, True, "half", float("nan")])
-def test_other_powers_are_refused_by_name(value):
-    with pytest.raises(
-        ConfigError,
-        match=r"features\.power-transform = .*must be 'auto', or a number above 0 and at most 2",
-    ):
-        parse_run({"features.power-transform": value})
-
-
-def test_the_power_is_in_the_digest_unless_it_is_one():
-    def digest(**keys):
-        return parse_run({"backbone": "torchvision:mobilenet_v2"} | keys).digest
-
-    assert (
-        digest()
-        == digest(**{"features.power-transform": 0.5})
-        != digest(**{"features.power-transform": 1})
-    )
-    pixels = parse_run({}).digest
-    assert pixels == parse_run({"features.power-transform": 1.0}).digest
 
 
 @pytest.mark.parametrize(

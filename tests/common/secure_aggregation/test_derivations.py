@@ -384,15 +384,14 @@ def test_the_largest_sum_fills_nine_tenths_of_the_modulus(
     members=st.integers(2, 600),
     colluding=st.integers(0, 99),
     dropouts=st.integers(0, 99),
-    threshold=st.integers(0, 5),
 )
 def test_shares_of_sites_are_counted_as_written_in_decimals(
-    members: int, colluding: int, dropouts: int, threshold: int
+    members: int, colluding: int, dropouts: int
 ) -> None:
     """0.29 of 100 are 29, which the product of the floating-point numbers is not."""
-    found = SumRules.of(members, colluding / 100, dropouts / 100, threshold)
+    found = SumRules.of(members, colluding / 100, dropouts / 100)
     together, lost = members * colluding // 100, members * dropouts // 100
-    chosen = threshold or (members + together) // 2 + 1
+    chosen = (members + together) // 2 + 1
     assert found == SumRules(members, together, chosen, max(members - lost, chosen))
     assert found.honest == found.least - together
 

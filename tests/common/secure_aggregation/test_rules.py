@@ -213,7 +213,7 @@ def test_the_rules_of_shares_protect_and_ask_for_no_more_sites_than_needed(
     rules = SumRules.of(members, colluding, dropouts)
     rules.check(min(2, rules.least))
     assert rules.colluding <= colluding * members + 1e-6 < rules.colluding + 1 + 1e-6
-    weaker = SumRules.of(members, colluding, dropouts, rules.threshold - 1)
+    weaker = replace(rules, threshold=rules.threshold - 1)
     with pytest.raises(PolicyError, match=f"at least {rules.threshold}"):
         weaker.check(min(2, weaker.least))
     lost = members - rules.least
@@ -222,33 +222,3 @@ def test_the_rules_of_shares_protect_and_ask_for_no_more_sites_than_needed(
     assert rules.least == rules.threshold or lost + 1 > dropouts * members - 1e-6
     kept = members if members <= MOST_SPARED else rules.least
     assert astuple(rules.lasting) == (members, rules.colluding, rules.threshold, kept)
-
-
-def rules_for(
-    members: int, colluding: float = 0.0, dropouts: float = 0.4, threshold: int = 0
-) -> SumRules:
-    return SumRules.of(members, colluding, dropouts, threshold)
-
-
-@pytest.mark.parametrize(
-    ("rules", "smallest", "message"),
-    [
-        (rules_for(1), 1, "2 to"),
-        (rules_for(2), 3, "smallest-sum = 3"),
-        (rules_for(5, dropouts=0.5, threshold=3), 4, "smallest-sum = 4"),
-        (SumRules(5, 1, 3, 5), 3, "secure-aggregation-threshold = 3"),
-        (SumRules(4, 0, 2, 4), 3, "secure-aggregation-threshold = 2"),
-        (SumRules(4, 0, 5, 5), 3, "only 4"),
-    ],
-)
-def test_rules_that_do_not_protect_are_refused(
-    rules: SumRules, smallest: int, message: str
-) -> None:
-    with pytest.raises(PolicyError, match=message):
-        rules.check(smallest)
-
-
-def test_a_sum_of_one_site_is_refused_by_default_and_one_as_small_as_allowed_is_not() -> None:
-    with pytest.raises(PolicyError, match="smallest-sum = 2"):
-        SumRules(3, 0, 2, 1).check()
-    rules_for(3, dropouts=0.0).check(3)

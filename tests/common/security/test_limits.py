@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.common.errors import ConfigError
-from fedsurrogate.common.security import documents, enrolment
+from fedsurrogate.common.security import enrolment
 from fedsurrogate.common.security.documents import (
     Proposal,
     SignedProposal,
@@ -38,7 +38,6 @@ from fedsurrogate.common.security.enrolment import (
     read_node_key,
     read_request,
 )
-from fedsurrogate.common.security.registrations import Receipt, join_receipts, parse_receipts
 from fedsurrogate.common.security.sealing import public_key
 
 KEY = ec.derive_private_key(20261126, ec.SECP384R1())
@@ -271,12 +270,3 @@ def test_a_fresh_proposal_lasts_so_many_days(days: int) -> None:
     signed = SignedProposal(proposal).sign(ADA)
     known = {"Ada": public_key(ADA)}
     assert check_signed(signed, proposal.digest(), known, 1, first + timedelta(days)) == ["Ada"]
-
-
-def test_limits_of_requests_and_receipts_are_those_of_other_versions() -> None:
-    assert documents.VERSION == 2
-    assert (documents.LARGEST_REQUEST, documents.MOST_SETTINGS) == (8 * 1024**2, 1000)
-    receipts = [Receipt("a" * 32, at, at, "b" * 64) for at in range(33)]
-    assert parse_receipts(join_receipts(receipts[:32])) == receipts[:32]
-    with pytest.raises(Exception, match="more than 32 receipts"):
-        parse_receipts(join_receipts(receipts))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedsurrogate.common.errors import ConfigError, FedSurrogateError, SealError
+from fedsurrogate.common.errors import ConfigError, SealError
 from fedsurrogate.common.methods.method import Method
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.security import documents
@@ -236,14 +236,6 @@ def test_the_number_of_settings_and_the_size_are_limited_exactly(tmp_path: Path,
         full.signed(KEY)
     with pytest.raises(ConfigError, match="larger than"):
         read_request(written(tmp_path, in_file(full.body())), PUBLIC)
-
-
-@pytest.mark.parametrize(
-    "config", [{"secure-aggregation": True}, {"method": "fedavg"}, {"fedpft.topology": "chain"}, {"method": "none"}]
-)  # fmt: skip
-def test_a_run_that_files_cannot_answer_is_refused_at_once(config: dict[str, Any]) -> None:
-    with pytest.raises(FedSurrogateError):
-        Request.fresh(config, None)
 
 
 def test_a_file_that_is_not_there_is_an_error_with_its_name(tmp_path: Path) -> None:

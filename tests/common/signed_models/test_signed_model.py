@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from fedsurrogate.common.errors import SealError, SurrogateError
 from fedsurrogate.common.models.classifiers import Classifier, Ensemble, Head, Quadratic
 from fedsurrogate.common.run import Run, parse_run
-from fedsurrogate.common.security.sealing import new_key, public_key, sign
+from fedsurrogate.common.security.sealing import public_key, sign
 from fedsurrogate.common.signed_models.signed_model import (
     PURPOSE,
     SignedModel,
@@ -231,13 +231,6 @@ def test_a_file_of_an_earlier_version_is_read_and_its_relation_is_not_stated(
     )
     with pytest.raises(SealError, match="was changed"):
         read_signed_model(file)
-
-
-def test_a_file_of_another_signer_is_refused(file: Path) -> None:
-    other = make_signed_model(head(), PRIVATE, sampler, "77", 3, new_key())
-    file.write_bytes(save_signed_model(other))
-    with pytest.raises(SealError, match="not a coordinator's key"):
-        read_signed_model(file, frozenset({public_key(KEY)}))
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.common.errors import ConfigError, SurrogateError
-from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.settings import CountingSettings
 from fedsurrogate.common.targets import counted
 from fedsurrogate.common.targets.counted import CountedTimes
@@ -330,16 +329,3 @@ def test_the_best_levels_of_training_are_the_hazards_of_the_curve(
     losses = Time(("time", "event"), edges).objective().losses(best.expand(len(code), -1), code)
     (slope,) = torch.autograd.grad(losses.sum(), best)
     assert torch.allclose(slope, torch.zeros(bins, dtype=torch.float64), atol=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("flat", "reason"),
-    [
-        ({"time-column": "a", "event-column": "a", "time-unit": "y"}, "are both 'a'"),
-        ({"time-column": "event"}, "are both 'event'"), ({"event-column": "time"}, "are both 'time'"),
-        ({"time-column": "t"}, "needs time-unit"), ({"horizon": 0.0}, "needs horizon"),
-    ],
-)  # fmt: skip
-def test_settings_of_times_that_do_not_agree_are_refused(flat: dict[str, Any], reason: str) -> None:
-    with pytest.raises(ConfigError, match=reason):
-        parse_run({"task": "survival", "horizon": 2.0} | flat)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedsurrogate.common.errors import ConfigError, SurrogateError
+from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings.base import Scalar
 from fedsurrogate.common.targets.metrics import answers_of, checked_target
@@ -107,25 +107,6 @@ def test_faults_of_values_are_found_record_by_record() -> None:
     assert wrong(LABELS, torch.tensor([[0.0, 1.0, 2.0], [nan, 0.0, 1.0]])) == [[True, False]]
     rows = torch.tensor([[-1.0, 1.0], [1.0, 2.0], [inf, 0.0], [1.0, 0.0]])
     assert wrong(TIME, rows) == [[True, False, True, False], [False, True, False, False]]
-
-
-@pytest.mark.parametrize(
-    ("flat", "said"),
-    [
-        (NUMBER | {"method": "fedlap"}, "learns classes only; use"),
-        (NUMBER | {"method": "fedavg"} | PRIVATE, "does not support it"),
-        (NUMBER | {"fedpft.topology": "chain"}, "'star'"),
-        ({"task": "regression"}, "needs target-range"),
-        (TIME | {"time-column": "t"}, "needs time-unit"),
-        (TIME | {"time-head": "cox"}, "time-head = 'cox' asks for what is gone: Cox models"),
-        (TIME | {"cox-rounds": 2}, "cox-rounds = 2 asks for what is gone: Cox models in rounds"),
-        (LABELS | {"classes": "a,b"}, "for task = 'classification'"),
-        ({"horizon": 2.0}, "works only with task = 'survival'"),
-    ],
-)
-def test_what_does_not_agree_is_refused_before_the_start(flat: Flat, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        parse_run(flat)
 
 
 values = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3)

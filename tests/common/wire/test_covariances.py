@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsurrogate.common import surrogate_pb2 as pb
-from fedsurrogate.common.errors import ConfigError, SurrogateError
-from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.surrogate_pb2 import Halves
 from fedsurrogate.common.surrogates.covariances import Gram
 from fedsurrogate.common.surrogates.mixtures import Mixtures, MixtureSettings, fit
@@ -113,24 +112,6 @@ def broken(change, bits=8):
 def test_broken_levels_are_refused_with_a_reason(change, reason):
     with pytest.raises(SurrogateError, match=reason):
         unpack_surrogate(broken(change))
-
-
-@pytest.mark.parametrize(
-    ("settings", "reason"),
-    [
-        ({"fedpft.bits": 12}, r"fedpft\.bits = 12"),
-        ({"fedpft.bits": 8, "fedpft.covariance": "diag"}, "loadings of covariance 'lowrank'"),
-        ({"fedpft.bits": 8, "epsilon": 1.0, "delta": 1e-5}, "without privacy"),
-        ({"fedpft.covariance": "gram", "fedpft.components": 2}, "one component a class"),
-        ({"fedpft.covariance": "gram", "fedpft.topology": "chain"}, "only with fedpft.topology = 'star'"),
-        ({"head.shrinkage": 1.5}, r"head\.shrinkage = 1\.5: must be 'auto', or a number from 0 to 1"),
-        ({"head.shrinkage": "much"}, r"head\.shrinkage = 'much'"),
-        ({"head.solver": "svm"}, r"head\.solver = 'svm'"),
-    ],
-)  # fmt: skip
-def test_settings_that_do_not_fit_are_refused(settings, reason):
-    with pytest.raises(ConfigError, match=reason):
-        parse_run(settings)
 
 
 @pytest.mark.parametrize("logarithm", [False, True])

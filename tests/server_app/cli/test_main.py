@@ -43,34 +43,6 @@ def test_the_installed_script_starts() -> None:
     )
 
 
-WRONG = {
-    "fedpft.rnak=3": "unknown key 'fedpft.rnak'; did you mean 'fedpft.rank'?",
-    "seed=-1": "seed = -1",
-    "epsilon=1.0": "epsilon = 1",
-    "seed 3": "cannot read 'seed 3'",
-    "head.epochs=[1]": "head.epochs",
-}
-
-
-@pytest.mark.parametrize("command", ["simulate", "plan"])
-@pytest.mark.parametrize("setting", WRONG)
-def test_a_wrong_setting_is_one_line_and_starts_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured, command: str, setting: str
-) -> None:
-    def never(*_: object, **__: object) -> None:
-        raise AssertionError("a process was started")
-
-    monkeypatch.setattr(subprocess, "Popen", never)
-    monkeypatch.chdir(tmp_path)
-    assert coordinator(monkeypatch, command, "-c", setting) == 1
-    out, error = capsys.readouterr()
-    assert out == ""
-    assert error.count("\n") == 1
-    assert error.startswith("error: ")
-    assert WRONG[setting] in error
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_plan_is_readable_by_programs(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     settings = ("-c", 'fedpft.covariance="diag"', "--records", 500)
     assert coordinator(monkeypatch, "plan", "--json", *settings) == 0
@@ -175,22 +147,6 @@ def test_a_folder_that_is_no_run_is_refused(
     assert coordinator(monkeypatch, command, tmp_path) == 1
     assert capsys.readouterr().err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["fedpft.rnk"], "error: unknown key 'fedpft.rnk'; did you mean 'fedpft.rank'?\n"),
-        (["--method", "fedfoo"], "error: method = 'fedfoo': must be 'fedpft', "),
-    ],
-)
-def test_settings_that_do_not_exist_are_refused_in_one_line(
-    arguments: list[str], message: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["coordinator", "settings", *arguments])
-    with pytest.raises(SystemExit, match="1"):
-        cli.main()
-    assert capsys.readouterr().err.startswith(message)
 
 
 @pytest.mark.parametrize("private", [True, False])

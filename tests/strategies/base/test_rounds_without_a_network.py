@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import json
-import math
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from fedsurrogate.common.errors import PUBLIC_SENTENCES, RunError
-from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.models.parameters import CONTROL, Parameters
 from fedsurrogate.strategies.base.outcome import Outcome, Site
 from fedsurrogate.strategies.base.training import Training
 from fedsurrogate.strategies.fedavg import Updates, with_memory
 from tests.strategies.base.test_courses_of_a_run import Kept
-
-BUDGET = PUBLIC_SENTENCES["budget"]
 
 
 def begun(monkeypatch: pytest.MonkeyPatch, sites: int = 3, **more: Any) -> tuple[Updates, Training]:
@@ -30,31 +24,6 @@ def begun(monkeypatch: pytest.MonkeyPatch, sites: int = 3, **more: Any) -> tuple
     strategy.outcome.sites = {at: Site(f"s{at}", "used", "old") for at in range(sites)}
     monkeypatch.setattr(strategy, "_node", lambda reply: reply[0])
     return strategy, training
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    st.lists(st.sampled_from(["used", "budget", "late budget", "data"]), min_size=1, max_size=6),
-    st.sampled_from([0.0, 4.0]),
-    st.sampled_from([0.3, 0.6, 1.0]),
-)
-def test_a_round_ends_the_run_where_it_lacks_only_those_without_a_budget(
-    fates: list[str], epsilon: float, quorum: float
-) -> None:
-    private = {"epsilon": epsilon, "delta": 1e-5} if epsilon else {}
-    with pytest.MonkeyPatch.context() as patch:
-        method = {"method": "dp-fedavg" if epsilon else "fedavg"}
-        strategy, _ = begun(patch, len(fates), quorum=quorum, **method, **private)
-    for at, fate in enumerate(fates):
-        own = PUBLIC_SENTENCES["data"] if fate == "data" else BUDGET
-        strategy.outcome.sites[at].reason = "" if fate == "used" else f"{own}: more"
-    asked = list(range(len(fates)))
-    silent = [at for at, fate in enumerate(fates) if fate == "late budget"]
-    used = fates.count("used")
-    found = strategy._only_budgets_are_missing(asked, silent, used)
-    refused = fates.count("budget")
-    enough = used + refused >= max(1, math.ceil(quorum * len(fates) - 1e-9))
-    assert found == bool(epsilon and refused and enough)
 
 
 @pytest.mark.parametrize(
@@ -78,28 +47,6 @@ def test_a_checkpoint_of_a_side_that_torch_cannot_have_is_refused(
     text += b" " * (-len(text) % 8)
     with pytest.raises(RunError, match=rf"^checkpoint is not a valid checkpoint \({kind}\)$"):
         Training.load(training.config, len(text).to_bytes(8, "little") + text, "checkpoint")
-
-
-def test_the_model_of_a_target_says_what_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    number = {
-        "task": "regression",
-        "target-range": "10,20;0,4",
-        "value-columns": "u,v",
-        "classes": "",
-    }
-    strategy = Updates({"method": "fedavg"} | number, Kept())
-    training = Training.begin(strategy.config, ("u", "v"), "f", 3)
-    training.model = {"weight": torch.eye(2, 3), "bias": torch.tensor([0.5, -1.0])}
-    head = training.classifier()
-    assert isinstance(head, Head)
-    # Half of each range, and from its middle.
-    assert head.weight.tolist() == [[5, 0, 0], [0, 2, 0]]
-    assert head.bias.tolist() == [17.5, 0.0]
-    assert head.header.classes == ("u", "v")
-    target = strategy.config.target
-    assert target is not None
-    assert json.loads(head.target) == json.loads(json.dumps(target.public))
-    assert head.target == json.dumps(json.loads(head.target), sort_keys=True)
 
 
 def test_barred_sites_do_not_count_in_the_mean(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,19 +9,15 @@ import math
 import random
 from base64 import b64encode
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsurrogate.common.errors import ConfigError, RunError
-from fedsurrogate.common.methods import METHODS
+from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.wire.records import Info
-from fedsurrogate.strategies import strategy_of
 from fedsurrogate.strategies.base.chain import STATE, Chain, Walk
-from fedsurrogate.strategies.base.federation import Federation
 from fedsurrogate.strategies.base.identifications import Group
 from fedsurrogate.strategies.base.outcome import (
     DOWNSTREAM,
@@ -35,65 +31,6 @@ from fedsurrogate.strategies.base.outcome import (
 )
 from fedsurrogate.strategies.fedpft.strategy import FedPFTChain
 from tests.strategies.base.test_courses_of_a_run import Kept
-
-SECURE: dict[str, Any] = {"secure-aggregation": True, "classes": "a,b", "dropouts": 0.0}
-# Each method as it is by default, and strategies that other settings choose.
-RUNS: dict[str, dict[str, Any]] = {name: {"method": name} for name in METHODS} | {
-    "chain": {"fedpft.topology": "chain"},
-    "secure aggregation": SECURE | {"fedpft.covariance": "gram"},
-    "secure rounds": SECURE | {"method": "fedavg"},
-    "numbers": {"method": "fedpft", "task": "regression", "target-range": "0,9"},
-    "times": {"method": "fedpft", "task": "survival", "horizon": 3.0},
-}
-
-
-BUDGET: dict[str, Any] = {"epsilon": 8.0, "delta": 1e-5}
-
-
-class AskedError(Exception):
-    """The strategy has looked for sites."""
-
-
-class NoGrid:
-    """A grid that says that it was asked."""
-
-    def get_node_ids(self) -> list[int]:
-        raise AskedError
-
-
-def made(flat: dict[str, Any]) -> Federation:
-    private = flat.get("method") in ("psg", "dp-fedavg", "dp-fedprox")
-    run = parse_run(flat | {"deadline": 17.0} | (BUDGET if private else {}))
-    return strategy_of(run.plan)(run, Kept())
-
-
-@pytest.mark.parametrize("name", RUNS)
-def test_rounds_and_seconds_are_refused_just_beyond_their_limits(name: str) -> None:
-    strategy = made(RUNS[name])
-    run = strategy.config
-    for number, refused in ((-1, True), (0, True), (1, False)):
-        if refused:
-            with pytest.raises(ConfigError, match=f"num_rounds = {number}: must be at least 1"):
-                strategy.start(NoGrid(), num_rounds=number)  # type: ignore[arg-type]
-        else:
-            with pytest.raises(AskedError):
-                strategy.start(NoGrid(), num_rounds=number)  # type: ignore[arg-type]
-            assert strategy.last_round == number
-    with pytest.raises(ConfigError, match="timeout = 0: must be above 0 seconds"):
-        strategy.start(NoGrid(), timeout=0.0)  # type: ignore[arg-type]
-    if run.plan.kind != "rounds":
-        return
-    most, training = run.planned_rounds, run.plan.training
-    with pytest.raises(AskedError):
-        made(RUNS[name]).start(NoGrid(), num_rounds=most)  # type: ignore[arg-type]
-    setting = "" if training.rounds else f"{training.section}.rounds"
-    most_of = f"{setting} = {most}" if setting else f"{most}"
-    with pytest.raises(ConfigError) as caught:
-        made(RUNS[name]).start(NoGrid(), num_rounds=most + 1)  # type: ignore[arg-type]
-    wanted = f"num_rounds = {most + 1}: at most {most_of}, which the sites also use"
-    wanted += f"; set {setting}" if setting else ""
-    assert str(caught.value) == wanted
-
 
 few = settings(max_examples=60, deadline=None)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import ConfigRecord, RecordDict
 
 from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.wire.records import INFO, PAYLOAD
@@ -22,7 +22,6 @@ from tests.grid import (
     files_with,
     metrics_of,
     outcome,
-    replace_payload,
     run_federation,
     sites,
     surrogates_of,
@@ -77,13 +76,6 @@ def narrow(message: pb.Surrogate) -> None:
         table.CopyFrom(pack(values[:, :-1], logarithm=table.logarithm))
 
 
-def counts(value: int) -> Change:
-    def change(message: pb.Surrogate) -> None:
-        message.mixtures.counts[3] = value
-
-    return change
-
-
 def header(**fields: str) -> Change:
     def change(message: pb.Surrogate) -> None:
         for name, value in fields.items():
@@ -92,30 +84,13 @@ def header(**fields: str) -> Change:
     return change
 
 
-def classes(*names: str) -> Change:
-    def change(message: pb.Surrogate) -> None:
-        message.header.classes[: len(names)] = names
-
-    return change
-
-
-# What no surrogate may hold is in tests/common/wire/test_validation.py and test_records.py.
+# What no surrogate may hold is in tests/common/wire/test_validation.py and test_records.py, and forged
+# replies of any form are in test_hostile_replies.py.
 TAMPERED: dict[str, tuple[Fault, str]] = {
-    "nan": (edit(halves("means", np.nan)), "means: a number that is not finite"),
-    "scale": (edit(lambda m: setattr(m.mixtures.means, "scale", float("nan"))), "means with scale nan"),
     "dimension": (edit(narrow), "features of dimension 63; the other sites have 64"),
-    "huge count": (edit(counts(10**12)), "a class of 1000000000000 records"),
-    "negative count": (edit(counts(2**64 - 1)), "a class of 18446744073709551615 records"),
-    "no records": (edit(counts(0)), "1 to 100000000 are allowed"),
-    "unknown class": (edit(classes("plague")), "unknown class 'plague'"),
-    "fingerprint": (edit(header(fingerprint="f" * 64)), "backbone fingerprint"),
-    "schema": (edit(lambda m: setattr(m.header, "schema", 9)), "schema version 9"),
     "another site": (edit(header(site="0")), "names another site as its sender"),
-    "empty": (Fault(payload=lambda payload: b""), "schema version 0"),
     "noise": (Fault(payload=lambda payload: b"\xff" * 500), "500 bytes that are not a valid surrogate"),
-    "cut off": (Fault(payload=lambda payload: payload[:-1]), "bytes that are not a valid surrogate"),
     "no payload": (Fault(reply=lambda record: record.pop(PAYLOAD)), "a reply without a surrogate"),
-    "no array": (Fault(reply=lambda record: record.update({PAYLOAD: ArrayRecord()})), "a reply without a surrogate"),
     "no info": (Fault(reply=lambda record: record.pop(INFO)), "announced"),
     "unknown code": (info(status="see /mnt/" + SECRET), "the site failed; its own log says why"),
     "uncountable": (info(extra=[]), "cannot be counted"),
@@ -147,40 +122,12 @@ def test_a_tampered_reply_is_refused_with_the_reason(tmp_path: Path) -> None:
     assert set(grid.asked("evaluate")) == {0, 1, 2}
 
 
-def test_a_payload_larger_than_announced_is_refused_unread(tmp_path: Path) -> None:
-    def swell(record: RecordDict) -> None:
-        payload = record.array_records[PAYLOAD][PAYLOAD].data
-        replace_payload(record, payload * 10, announced=len(payload))
-
-    folder = run_federation(tmp_path, InProcessGrid(sites(3), {1: Fault(reply=swell)}), **DIAG)
-    assert "were announced" in outcome(folder, "node 1002", "rejected")
-
-
 def test_a_payload_larger_than_the_run_allows_is_refused_unread(tmp_path: Path) -> None:
     fault = Fault(payload=lambda payload: b"\0" * (2**20 + 1))
     folder = run_federation(
         tmp_path, InProcessGrid(sites(3), {1: fault}), max_payload_mib=1, **DIAG
     )
     assert "at most 1048576 are allowed" in outcome(folder, "node 1002", "rejected")
-
-
-def test_more_than_was_asked_for_is_refused(tmp_path: Path) -> None:
-    def more_rank(message: pb.Surrogate) -> None:
-        table = message.mixtures.spread[1]
-        loadings = unpack(table, "loadings", tuple(table.shape))
-        table.CopyFrom(pack(loadings.repeat(1, 2)))
-
-    settings = FAST | {"partition": "iid", "fedpft.rank": 4}
-    folder = run_federation(
-        tmp_path / "rank", InProcessGrid(sites(3), {1: edit(more_rank)}), **settings
-    )
-    assert "rank 8; at most 4 is allowed" in outcome(folder, "1", "rejected")
-    with_two = settings | {"fedpft.components": 2}
-    fault = edit(lambda message: message.mixtures.components.__setitem__(slice(0, 2), [3, 1]))
-    folder = run_federation(
-        tmp_path / "components", InProcessGrid(sites(3), {1: fault}), **with_two
-    )
-    assert "3 components in a class; at most 2 are allowed" in outcome(folder, "1", "rejected")
 
 
 def test_a_late_surrogate_passes_the_same_checks(tmp_path: Path) -> None:

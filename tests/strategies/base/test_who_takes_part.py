@@ -100,27 +100,6 @@ def test_a_table_is_read_as_it_was_written(tmp_path: Path, table: dict[str, int]
     assert Registered.here({}) is None
 
 
-ONE = {"key": "k", "node": 1}
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        "", "[]", "{}", '{"sites": []}', '{"sites": {"a": 1}}', '{"sites": {"a": {"key": "k"}}}',
-        json.dumps({"sites": {"a": ONE, "b": ONE}}),
-        json.dumps({"sites": {"a": ONE | {"node": "1"}}}),
-        json.dumps({"sites": {"a": ONE, "b/c": ONE | {"node": 2}}}),
-        json.dumps({"sites": {"a": ONE | {"more": 1}}}),
-    ],
-)  # fmt: skip
-def test_another_table_is_refused(tmp_path: Path, content: str) -> None:
-    (tmp_path / "t").write_text(content)
-    with pytest.raises(RunError, match="coordinator sites register"):
-        read_table(tmp_path / "t")
-    with pytest.raises(RunError, match="coordinator sites register"):
-        read_table(tmp_path / "missing")
-
-
 @given(
     st.fixed_dictionaries(
         {},

@@ -167,17 +167,6 @@ def test_a_survey_counts_training_records_and_small_cells_do_not_leave(
     assert entries(nodes[2]) == []
 
 
-def test_a_noisy_survey_is_charged_and_near_the_truth(
-    home: Path, hospitals: tuple[list[NodeConfig], Path]
-) -> None:
-    nodes, _ = hospitals
-    _, result = surveyed(home, nodes)
-    assert result["records"]["value"] == pytest.approx(360, abs=30)
-    assert [(e["method"], e["sensitivities"]) for e in entries(nodes[0])] == [
-        ("survey", {"records": 1.0})
-    ]
-
-
 def test_a_hospital_without_held_out_records_a_silent_one_and_a_liar_do_not_stop_the_others(
     home: Path, hospitals: tuple[list[NodeConfig], Path]
 ) -> None:

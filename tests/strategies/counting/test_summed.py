@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import fedsurrogate.client_app.secure_aggregation as masked
-from fedsurrogate.common.errors import ConfigError, RunError
+from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.privacy.accounting import gaussian_epsilon, gaussian_noise_multiplier
 from fedsurrogate.common.privacy.gaussian_mechanism import CONTINUOUS
 from fedsurrogate.common.run import parse_run
@@ -283,13 +283,6 @@ def test_counts_with_distributed_noise_cost_no_more_than_the_claim(kind: str, fa
     assert too_much == (bool(fault) and not (fault.startswith("one") and kind == "survey"))
     if not fault:
         assert gaussian_epsilon(spent**-0.5, 1e-5) > run.settings.epsilon * 0.99
-
-
-def test_what_cannot_be_summed_is_refused() -> None:
-    with pytest.raises(ConfigError, match="needs classes"):
-        parse_run({"counting.kind": "survey"} | SUMMED)
-    with pytest.raises(ConfigError, match=r"features\.projection"):
-        parse_run(RUN | {"counting.kind": "survey", "features.projection": "p.safetensors"})
 
 
 def four_hospitals(home: Path, policy: str = "") -> list[NodeConfig]:

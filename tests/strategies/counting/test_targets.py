@@ -284,20 +284,6 @@ def test_a_small_cell_leaves_no_trace_in_exact_counts(
     assert judged["sites"] == 2
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"counting.kind": "survey", "counting.bins": 5} | KINDS["labels"], "even; set 6"),
-        ({"counting.kind": "survey", "classes": "a,b"} | KINDS["time"], "(?i)remove it"),
-        ({"compare": True} | KINDS["time"], "(?i)remove it"),
-        ({"counting.kind": "evaluation"} | KINDS["time"], "counting.digest"),
-    ],
-)
-def test_what_is_not_counted_is_refused_before_the_start(settings: Json, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        parse_run(settings)
-
-
 def test_a_target_that_nothing_counts_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(COUNTED, "survival")
     with pytest.raises(

@@ -25,11 +25,11 @@ def begun(**more: Any) -> Training:
 
 
 @few
-@given(st.integers(0, 999), st.integers(1, 5), st.sampled_from(["records", "equal"]), st.booleans())
+@given(st.integers(0, 999), st.integers(1, 5), st.booleans())
 def test_the_model_moves_by_the_sum_over_the_sum_of_weights(
-    seed: int, sites: int, weights: str, first: bool
+    seed: int, sites: int, first: bool
 ) -> None:
-    training = begun(**{"dpcvae.weights": weights})
+    training = begun()
     draw = torch.Generator().manual_seed(seed)
     counts = torch.randint(4, 40, (3,), generator=draw).double()
     sums = counts[:, None] * torch.randn(3, D, generator=draw).double() / 9
@@ -51,7 +51,7 @@ def test_the_model_moves_by_the_sum_over_the_sum_of_weights(
     update = torch.randn(size, generator=draw, dtype=torch.float64)
     tensors = {"update": update, "records": torch.tensor([30.0]).double()}
     absorb_total(Total(training.header(), tensors), training, ["s0"] * sites)
-    weight, at = 30.0 if weights == "records" else float(sites), 0
+    weight, at = 30.0, 0
     for name in sorted(shapes):
         part = update[at : at + before[name].numel()].reshape(before[name].shape) / weight
         torch.testing.assert_close(training.model[name], before[name] + part.float())

@@ -45,10 +45,10 @@ PRIVATE: dict[str, Any] = {"epsilon": 20.0, "delta": 1e-5}
     "settings",
     [
         {},
-        {"dpcvae.weights": "equal", "dpcvae.first-round": "counts"},
+        {"dpcvae.first-round": "counts"},
         pytest.param({"method": "dpcgan", "dpcvae.rounds": 2}, marks=pytest.mark.slow),
     ],
-    ids=["dpcvae", "counts and equal weights", "dpcgan"],
+    ids=["dpcvae", "counts", "dpcgan"],
 )
 def test_the_generator_is_that_of_the_same_run_without_secure_aggregation(
     tmp_path: Path, settings: dict[str, Any]

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from safetensors.torch import load_file
 
 from fedsurrogate.common.errors import ConfigError, RunError
@@ -29,7 +28,6 @@ from tests.grid import (
     metrics_of,
     run_federation,
     sites,
-    with_each,
 )
 from tests.strategies.interrupted import interrupted
 
@@ -104,34 +102,6 @@ def test_a_run_resumes_at_its_last_finished_round_and_ends_where_it_would_have(
     # The sites continued from their stored images of round two: the result is bit-identical.
     one, other = (load_file(folder / "model.safetensors") for folder in (whole, resumed))
     assert all(bool((one[name] == other[name]).all()) for name in one)
-
-
-CASES: list[tuple[Callable[[Synthetic], Synthetic], str]] = [
-    (lambda s: replace(s, radius=0.0), "a radius of 0"),
-    (lambda s: replace(s, radius=float("nan")), "a radius of nan"),
-    (lambda s: replace(s, values=torch.zeros(len(s.labels), 81)), "images of shape (10, 81)"),
-    (lambda s: replace(s, values=torch.cat([s.values, s.values[-1:]]), labels=torch.cat([s.labels, s.labels[-1:]])),
-     "images of shape (11, 256)"),
-    (lambda s: replace(s, header=replace(s.header, classes=(*s.header.classes[:-1], "zebra"))), "unknown class 'zebra'"),
-    (lambda s: replace(s, values=torch.full_like(s.values, 1e9)), "beyond 10000"),
-    (lambda s: replace(s, header=replace(s.header, site="0")), "another site"),
-    (lambda s: replace(s, round=7), "round 7"),
-]  # fmt: skip
-
-
-def test_what_bad_sites_send_is_refused_by_name_and_the_others_go_on(tmp_path: Path) -> None:
-    grid = with_each(tampered(change) for change, _ in CASES)
-    folder = run_federation(tmp_path, grid, **LITTLE | {"fedlap.rounds": 1, "quorum": 0.1})
-    found = {
-        event["site"]: event["reason"]
-        for event in events_of(folder)
-        if event["event"] == "rejected"
-    }
-    assert found.keys() == {f"faulty-{number}" for number in range(len(CASES))}
-    for number, (_, message) in enumerate(CASES):
-        assert message in found[f"faulty-{number}"]
-    everyone = {"invited": 3 + len(CASES), "used": 3, "rejected": len(CASES), "dropped": 0}
-    assert metrics_of(folder)["sites"] == everyone
 
 
 def test_a_lie_about_the_radius_does_not_stop_the_run(tmp_path: Path) -> None:

@@ -66,23 +66,6 @@ def test_robust_pooling_gives_each_site_one_vote_whatever_it_claims() -> None:
         assert float(robust_tensors(honest + lies, rule)["w"].abs().max()) < 4
 
 
-@pytest.mark.parametrize(
-    "flat",
-    [
-        {"method": "fedlap", "defence": "median"},
-        {"method": "kd", "defence": "median"},
-        {"fedpft.topology": "chain", "defence": "harm"},
-        {"method": "ensemble", "defence": "median"},
-        {"fedpft.components": 2, "epsilon": 1.0, "delta": 1e-5, "fedpft.covariance": "spherical", "defence": "harm"},
-    ],
-)  # fmt: skip
-def test_a_defence_that_is_not_defined_is_refused_with_what_is(
-    flat: dict[str, str | float],
-) -> None:
-    with pytest.raises(ConfigError, match=r"is not defined for method = .*; use 'auto' or 'none'"):
-        parse_run(flat)
-
-
 def test_the_default_measures_harm_where_it_can_and_changes_nothing_that_sites_are_asked() -> None:
     assert parse_run({"method": "fedpft"}).defence == "harm"
     assert {

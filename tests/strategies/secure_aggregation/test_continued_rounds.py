@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from fedsurrogate.client_app.governance.ledger import Ledger, dataset_id
-from fedsurrogate.common.errors import ConfigError, RunError
+from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.privacy.accounting import epsilon_spent
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.strategies.base.training import Training
@@ -203,17 +203,3 @@ def test_fewer_rounds_than_planned_are_all_done_after_one_that_did_not_end(
     assert strategy._over()
     strategy._training.round = ends - 1
     assert not strategy._over()
-
-
-def test_sums_without_distributed_noise_are_not_continued() -> None:
-    plain = SECURE | {"resume": "there"}
-    for changed in (
-        {"fedpft.covariance": "gram"},
-        {"fedpft.covariance": "gram", "epsilon": 0.0, "delta": 0.0},
-        {"method": "fedavg", "epsilon": 0.0, "delta": 0.0},
-        {"method": "dp-fedavg", "fedavg.noise": "site"},
-    ):
-        with pytest.raises(ConfigError, match="nothing to continue"):
-            parse_run(plain | changed)
-    for own in RUNS.values():
-        assert parse_run(plain | own).settings.resume == "there"

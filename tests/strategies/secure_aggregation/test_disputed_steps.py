@@ -196,8 +196,8 @@ def test_the_end_of_a_sum_names_the_lost_sites_and_what_helps(distributed: bool)
     strategy._lost = {"s3": "late", "s1": "odd"}
     strategy._enough(3, 3, "there")
     text = (
-        "the secure aggregation cannot be completed: 2 of 5 sites there, 3 are needed (see dropouts, "
-        "colluding and secure-aggregation-threshold); nothing was revealed; s1: odd; s3: late"
+        "the secure aggregation cannot be completed: 2 of 5 sites there, 3 are needed (see dropouts and "
+        "colluding); nothing was revealed; s1: odd; s3: late"
     )
     with pytest.raises(RunError) as refusal:
         strategy._enough(2, 3, "there")

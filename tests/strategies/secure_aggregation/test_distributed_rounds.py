@@ -164,23 +164,6 @@ def test_a_modulus_without_room_for_the_noise_is_refused_before_any_vector(tmp_p
         )
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"epsilon": 0.0, "delta": 0.0}, "needs a budget"),
-        ({"fedavg.augment": "flip", "fedavg.model": "convnet"}, "does not support fedavg.augment"),
-        ({"classes": ""}, "needs classes"),
-        ({"fedavg.noise": "none"}, "distributed"),
-        ({"features.projection": "file"}, "projection"),
-    ],
-)
-def test_what_distributed_noise_cannot_do_is_refused(
-    settings: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        parse_run(DISTRIBUTED | settings)
-
-
 def test_only_dp_fedavg_in_a_secure_aggregation_has_distributed_noise() -> None:
     distributed = parse_run(DISTRIBUTED)
     assert distributed.plan.mechanism_name == "secure-aggregation"

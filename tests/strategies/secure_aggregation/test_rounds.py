@@ -14,8 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 import fedsurrogate.client_app.secure_aggregation as masked
-from fedsurrogate.common.errors import ConfigError, RunError
-from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.errors import RunError
 from tests.grid import Fault, InProcessGrid, events_of, metrics_of, run_federation, sites
 from tests.strategies.interrupted import wire_of
 
@@ -142,20 +141,3 @@ def test_noise_of_training_at_each_site_is_as_without_secure_aggregation(
     assert not any(
         name.startswith("noise") or name == "local-epsilon" for name in secure["learning"]
     )
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"resume": "there"}, "nothing to continue"),
-        ({"epsilon": 1.0, "delta": 1e-5}, "does not support"),
-        ({"method": "dp-fedavg"}, "needs a budget"),
-        ({"method": "scaffold"}, "not a sum"),
-        ({"method": "fedlambda"}, "not a sum"),
-        ({"defence": "median"}, "defence"),
-        ({"features.projection": "file"}, "projection"),
-    ],
-)
-def test_what_is_no_sum_of_updates_is_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        parse_run(SECURE | settings)

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import ConfigRecord, RecordDict
 from safetensors.torch import save_file
 from scipy import stats
 
@@ -25,8 +24,6 @@ from fedsurrogate.common.secure_aggregation.protocol import noise_of_sum, spare_
 from fedsurrogate.common.secure_aggregation.rules import numbers_of, rules_of, shapes_of
 from fedsurrogate.common.secure_aggregation.secrets import words
 from fedsurrogate.common.wire.model_proto import load_model, pack_classifier, unpack_classifier
-from fedsurrogate.common.wire.records import INFO
-from fedsurrogate.server_app.refit import refit
 from fedsurrogate.strategies.fedpft import strategy
 from fedsurrogate.strategies.pooling.site_weights import Total
 from tests.grid import Fault, InProcessGrid, events_of, metrics_of, run_federation, sites
@@ -254,60 +251,6 @@ def test_a_flipped_bit_is_noise_in_one_number(tmp_path: Path, vectors: Vectors) 
     assert np.flatnonzero(off).tolist() == [flipped]
 
 
-def test_sums_that_no_records_have_end_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A false vector made the covariance negative, and its factorisation never ended."""
-    real = masked.protocol.mask
-
-    def false(state: Any, delivered: Any, rules: Any, values: Any) -> Any:
-        if state.site == "2":
-            values = values.copy()
-            values[10:74] = 2**28
-        return real(state, delivered, rules, values)
-
-    monkeypatch.setattr(masked.protocol, "mask", false)
-    with pytest.raises(RunError, match="some site has added false numbers"):
-        run_federation(tmp_path, sites(5), **SECURE)
-
-
-def test_two_sites_of_one_key_count_once(tmp_path: Path) -> None:
-    keys: list[str] = []
-
-    def copied(record: RecordDict) -> None:
-        info = dict(record.config_records[INFO])
-        info["key"] = keys[0]
-        record[INFO] = ConfigRecord(info)
-
-    def kept(record: RecordDict) -> None:
-        keys.append(str(record.config_records[INFO]["key"]))
-
-    faults = {0: Fault(reply=kept, kind="query.hello"), 4: Fault(reply=copied, kind="query.hello")}
-    folder = run_federation(tmp_path, InProcessGrid(sites(5), faults), **SECURE)
-    (event,) = (e for e in events_of(folder) if e["event"] == "rejected")
-    assert event["site"] == "4"
-    assert len(total_in(folder)[0]) == 4
-
-
-def test_one_site_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="needs 2"):
-        run_federation(tmp_path, sites(1), **SECURE)
-
-
-def test_records_beyond_the_bounds_end_the_run_and_are_not_cut(tmp_path: Path) -> None:
-    """A refusal would show which site has them."""
-    with pytest.raises(
-        RunError, match=r"a site has withheld the secure aggregation.*nothing shows which"
-    ):
-        run_federation(tmp_path, sites(5), **SECURE, **{"secure-aggregation-range": 0.01})
-
-
-def test_secure_aggregation_cannot_be_learned_again_without_a_site(tmp_path: Path) -> None:
-    folder = run_federation(tmp_path, sites(5), **SECURE)
-    with pytest.raises(RunError, match="run again"):
-        refit(folder, without=["1"])
-
-
 def test_the_run_says_who_could_see_what(tmp_path: Path) -> None:
     folder = run_federation(tmp_path, sites(5), report=True, **PRIVATE)
     metrics = metrics_of(folder)
@@ -317,33 +260,6 @@ def test_the_run_says_who_could_see_what(tmp_path: Path) -> None:
     page = (folder / "report.html").read_text()
     assert "secure aggregation" in page
     assert "The keys were sent by the coordinator" in page
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        *(
-            ({"method": name, "secure-aggregation": True, "classes": CLASSES}, "sum")
-            for name, spec in METHODS.items()
-            if not spec.summable and not spec.needs_budget
-        ),
-        (
-            {"secure-aggregation": True, "classes": CLASSES, "fedpft.covariance": "lowrank"},
-            "not a sum",
-        ),
-        (GRAM | {"secure-aggregation": True, "classes": ""}, "needs classes"),
-        (SECURE | {"head.solver": "sampled"}, "not a sum"),
-        (SECURE | {"fedpft.topology": "chain", "fedpft.seal": True}, "sum"),
-        (SECURE | {"fedpft.seal": True}, "seal"),
-        (SECURE | {"defence": "screen"}, "defence"),
-        (SECURE | {"max-share": 2.0}, "max-share"),
-        (SECURE | {"resume": "there"}, "resume"),
-        (PRIVATE | {"fedpft.privacy": "theorem-4.1"}, "gram|sum"),
-    ],
-)
-def test_what_is_no_secure_aggregation_is_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        parse_run(settings)
 
 
 def test_a_modulus_too_small_for_the_sites_ends_the_run_before_any_share(tmp_path: Path) -> None:

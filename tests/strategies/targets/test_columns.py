@@ -20,7 +20,7 @@ from fedsurrogate.client_app.methods.job import Job
 from fedsurrogate.client_app.methods.sums import bounded_sums, message
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.client_app.secure_aggregation import settings_in
-from fedsurrogate.common.errors import ConfigError, FedSurrogateError, SurrogateError
+from fedsurrogate.common.errors import ConfigError, SurrogateError
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings.base import Scalar
 from fedsurrogate.common.surrogates.mixtures import Frame, PublicMap, public_frame
@@ -181,29 +181,6 @@ def test_sums_with_other_ranges_are_other_sums_to_a_site() -> None:
         job = job_of(run, torch.rand(9, 2))
         made.append((settings_in(run, job.limits, b"")["numbers"], run.digest))
     assert len({each for each, _ in made}) == len({each for _, each in made}) == 3
-
-
-@pytest.mark.parametrize(
-    ("flat", "what"),
-    [
-        ({"features.ranges": "0,1", "method": "fedlap"}, "moves no features first"),
-        ({"features.ranges": "0,1", "fedpft.topology": "chain"}, "moves no features first"),
-        (PLAIN | {"features.ranges": "1,0"}, "the first number must be below the second"),
-        (PLAIN | {"features.ranges": "0,1", "method": "fedavg"}, "use 'fedpft', or scale"),
-        (
-            PLAIN
-            | {
-                "features.ranges": "0,1",
-                "secure-aggregation": True,
-                "features.projection": "p.safetensors",
-            },
-            "remove one",
-        ),
-    ],
-)
-def test_ranges_that_say_nothing_are_refused(flat: dict[str, Scalar], what: str) -> None:
-    with pytest.raises(FedSurrogateError, match=what):
-        parse_run(flat)
 
 
 @pytest.mark.parametrize("text", ["0,1; 0,1", "0,1e-40", "0,1e39"])

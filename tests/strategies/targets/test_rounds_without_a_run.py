@@ -19,7 +19,6 @@ from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire.model_proto import pack_parameters
 from fedsurrogate.strategies.base.training import Training
 from fedsurrogate.strategies.pooling import class_means
-from fedsurrogate.strategies.pooling.class_means import check_charged
 from fedsurrogate.strategies.pooling.site_weights import Total, shares_kept
 from fedsurrogate.strategies.targets import residual_steps as in_rounds
 from fedsurrogate.strategies.targets.residual_steps import TargetRounds, absorb_total
@@ -140,21 +139,6 @@ def test_sums_are_read_up_to_the_size_of_their_round(monkeypatch: pytest.MonkeyP
                     strategy.parse(pack_parameters(sent), training)
             else:
                 assert strategy.parse(pack_parameters(sent), training).tensors["a"].numel() == most
-
-
-@pytest.mark.parametrize("private", [False, True])
-def test_a_charged_round_is_not_asked_for_twice(private: bool) -> None:
-    run = parse_run(TIME | (PRIVATE if private else {}))
-    training = Training(run, ROWS, "f", 4, {}, {})
-    for number, asked in ((0, 0), (0, 1), (1, 1), (1, 2)):
-        training.round, training.asked = number, asked
-        if private and asked > number:
-            with pytest.raises(
-                RunError, match=f"^round {number + 1} of this run failed, but is charged"
-            ):
-                check_charged(training)
-        else:
-            check_charged(training)
 
 
 def test_a_run_that_begins_again_looks_for_a_charged_round(monkeypatch: pytest.MonkeyPatch) -> None:

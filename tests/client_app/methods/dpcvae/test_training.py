@@ -48,7 +48,6 @@ from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.models.training_parts import UncompiledAdam
 from fedsurrogate.common.privacy.accounting import (
     GaussianEvent,
-    calibrate,
     epsilon_spent,
     gaussian_noise_multiplier,
 )
@@ -101,15 +100,6 @@ class Site:
         take_in(self.training, [unpack_parameters(made.payload)])
         self.confirmed = self.training.round
         return made
-
-
-@pytest.mark.slow
-def test_the_published_budget_needs_the_published_noise() -> None:
-    # 250 epochs of 1,613 records in batches of 256: the reference code uses noise 5.59 and claims
-    # epsilon 1. Opacus' PRV accountant, whose bound is looser by a hundredth of epsilon, needs
-    # 19.4.
-    assert calibrate(1.0, 1e-4, 1 / 7, 1750) == pytest.approx(19.4, rel=0.02)
-    assert epsilon_spent([GaussianEvent(5.59, 1 / 7, 1750)], 1e-4) == pytest.approx(4.19, rel=0.02)
 
 
 @pytest.mark.slow
@@ -476,21 +466,19 @@ def test_a_gan_step_trains_the_critic_on_both_and_the_generator_on_the_critic() 
         assert float((mine - theirs).detach().abs().mean()) < 1e-5
 
 
-@pytest.mark.parametrize("weights", ["records", "equal"])
 @pytest.mark.parametrize("private", [True, False])
 def test_a_sum_has_the_update_times_the_weight(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: str, private: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, private: bool
 ) -> None:
-    summed = {"secure-aggregation": True, "classes": ",".join(NAMES), "dpcvae.weights": weights}
+    summed = {"secure-aggregation": True, "classes": ",".join(NAMES)}
     config = run_loops(**summed | (PRIVATE_LOOPS if private else {}))
     asked = job(config, tmp_path, 3, 2)
     tensors = {"x": torch.tensor([[1.0, 2.0]]), "b": torch.tensor([3.0])}
     reply = Parameters(Header("dpcvae", "r", "s", "f", NAMES), 3, tensors, 0, None)
-    for sizes, records_ in (([7.4, 2.2], 10.0), ([-3.0, 0.2], 1.0)):
+    for sizes, weight in (([7.4, 2.2], 10.0), ([-3.0, 0.2], 1.0)):
         made = training.Trained(reply, torch.tensor(sizes), {}, {Path("k"): b"x"})
         monkeypatch.setattr(training, "trained", lambda job, made=made: made)
         sums = generator_sums(asked)
-        weight = records_ if weights == "records" else 1.0
         assert sums.values["records"].tolist() == [weight]
         flat = torch.cat([tensors[name].flatten() for name in sorted(tensors)]).double()
         assert sums.values["update"].tolist() == (weight * flat).tolist()

@@ -19,7 +19,6 @@ from fedsurrogate.client_app.methods.fedavg.update import update, weighted_updat
 from fedsurrogate.client_app.methods.job import Job
 from fedsurrogate.client_app.methods.local_training import network, step_length, train
 from fedsurrogate.client_app.node_config import NodeConfig
-from fedsurrogate.common.errors import ConfigError, SurrogateError
 from fedsurrogate.common.models.devices import stream
 from fedsurrogate.common.models.networks import linear
 from fedsurrogate.common.models.parameters import CONTROL, split_control
@@ -189,20 +188,6 @@ def test_fedsgd_takes_one_step_and_dsfl_sends_the_largest_half(tmp_path: Path) -
     assert sum(int((tensor != 0).sum()) for tensor in sparse.values()) == round(0.25 * (16 * 3 + 3))
 
 
-def test_a_model_of_another_run_or_backbone_is_refused(tmp_path: Path) -> None:
-    config = run("fedavg")
-    training = with_memory(Training.begin(config, CLASSES, "f", 16))
-    asked = job(tmp_path, config, training)
-    other = unpack_parameters(training.payload())
-    for changed in (replace(other.header, run="x"), replace(other.header, fingerprint="g")):
-        with pytest.raises(SurrogateError, match="a model of run"):
-            site_function(config.plan.combination)(
-                replace(asked, payload=pack_parameters(replace(other, header=changed)))
-            )
-    with pytest.raises(SurrogateError, match="a round without a model"):
-        site_function(config.plan.combination)(replace(asked, payload=None))
-
-
 DISTRIBUTED: dict[str, Any] = {
     "secure-aggregation": True,
     "classes": "a,b,c",
@@ -331,20 +316,3 @@ def test_a_private_update_in_a_sum_has_a_public_weight_whatever_the_site_has(
         torch.testing.assert_close(
             found["update"].float() / 700, expected, rtol=2e-3, atol=2e-3 * scale
         )
-
-
-def test_augmentation_trains_the_same_network_on_changed_images(tmp_path: Path) -> None:
-    small = {"fedavg.model": "convnet", "fedavg.width": 4}
-    plain, same, changed = (
-        moved(tmp_path, run("fedavg", **small, **{"fedavg.augment": names}))
-        for names in ("", "", "crop,flip,colour")
-    )
-    assert plain.keys() == changed.keys()
-    assert all(torch.equal(plain[name], same[name]) for name in plain)
-    assert any(not torch.allclose(plain[name], changed[name], atol=1e-3) for name in plain)
-    with pytest.raises(
-        ConfigError, match=r"fedavg\.augment = flip works only with fedavg\.model = 'convnet'"
-    ):
-        run("fedavg", **{"fedavg.augment": "flip"})
-    with pytest.raises(ConfigError, match="dp-fedavg"):
-        run("dp-fedavg", epsilon=1.0, delta=1e-5, **small, **{"fedavg.augment": "flip"})

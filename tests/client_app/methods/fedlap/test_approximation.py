@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
 from fedsurrogate.client_app.governance.release import entry
-from fedsurrogate.client_app.methods.dp import record_gradients
 from fedsurrogate.client_app.methods.dp.record_gradients import (
     PrivateGradient,
     add_clipped,
@@ -223,41 +222,6 @@ def test_a_loss_that_still_falls_at_the_end_gives_the_trust_radius_or_the_distan
         assert found == (pytest.approx(distance(end, model)) if plain else 7.0)
 
 
-@pytest.mark.parametrize("clip", [0.05, 1.0, 100.0])
-def test_clipped_sums_equal_micro_batches_of_one(
-    clip: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    body, model = body_and_model()
-    records = real(20)
-    change = next(draws((), torch.Generator()))
-    monkeypatch.setattr(record_gradients, "TOGETHER", 7)
-    total, cut = clipped_sum(body, model, records, clip, change)
-    wanted = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in model.items()}
-    longer = 0
-    for index in range(20):
-        each = gradient(body, model, records.take(torch.tensor([index])))
-        norm = math.sqrt(sum(float(part.double().square().sum()) for part in each.values()))
-        longer += norm > clip
-        for name, part in each.items():
-            wanted[name] += part.double() * min(1, clip / norm)
-    assert cut == longer
-    for name, theirs in wanted.items():
-        assert torch.allclose(total[name].value, theirs, rtol=1e-3, atol=1e-5 * clip)
-
-
-def test_noise_is_added_once_and_divided_by_the_public_size() -> None:
-    body, model = body_and_model()
-    looks = PrivateGradient(body, real(4), 2.0, 3.0, 1e-9, 50)
-    change = next(draws((), torch.Generator()))
-    flat = torch.cat(
-        [torch.cat([part.flatten() for part in looks(model, change).values()]) for _ in range(50)]
-    )
-    # No record is drawn: only noise of standard deviation 3 x 2 / 50 remains. Five times the
-    # standard error of an estimate.
-    assert float(flat.std()) == pytest.approx(0.12, rel=5 / math.sqrt(2 * len(flat)))
-    assert looks.facts()["clip-fraction"] == 0
-
-
 @pytest.mark.parametrize("calls", [1, 3])
 def test_a_site_is_shown_how_far_its_gradients_stand_out_and_how_many_were_too_long(
     calls: int,
@@ -343,7 +307,6 @@ def test_images_of_a_round_begin_where_those_of_the_confirmed_round_ended(tmp_pa
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (PRIVATE | {"fedlap.labels": "present"}, "which classes"),
         (PRIVATE | {"fedlap.mse-weight": 0.1}, "batch-size"),
         ({"fedlap.noise-multiplier": 1.0}, "needs epsilon"),
         ({"fedlap.augment": "flip", "fedlap.model": "mlp"}, "images"),

@@ -458,10 +458,8 @@ def test_psg_begins_every_trajectory_at_another_random_model(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("method", ["dsc", "feddm"])
-def test_methods_that_match_class_by_class_refuse_privacy_and_classes_without_records(
+def test_methods_that_match_class_by_class_refuse_privacy(
     method: str,
 ) -> None:
     with pytest.raises(ConfigError, match=r"does not support it; use .*'psg'"):
         run(method, epsilon=4.0, delta=1e-5)
-    with pytest.raises(ConfigError, match="matches each class by its own records"):
-        run(method, **{"fedlap.labels": "all"})

@@ -2,14 +2,10 @@
 total weight one.
 """
 
-import io
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
-from PIL import Image
 from safetensors.torch import save_file
 
 from fedsurrogate.client_app.datasets.partition import share
@@ -17,7 +13,6 @@ from fedsurrogate.client_app.features.site_features import load_site
 from fedsurrogate.client_app.governance.policy import policy_of
 from fedsurrogate.client_app.methods.job import Job
 from fedsurrogate.client_app.node_config import NodeConfig
-from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.settings.base import Scalar
 
@@ -28,17 +23,6 @@ def safetensors(folder: Path, patients: torch.Tensor, name: str = "f") -> Path:
     n = len(patients)
     content = {"x": torch.randn(n, 3), "y": torch.arange(n) % 2, "patient": patients}
     save_file(content, folder / f"{name}.safetensors")
-    return folder
-
-
-def parquet(folder: Path, patients: list[object]) -> Path:
-    file = io.BytesIO()
-    Image.new("L", (4, 4)).save(file, "PNG")
-    n = len(patients)
-    table = pa.table(
-        {"image": [file.getvalue()] * n, "label": [str(i % 2) for i in range(n)], "who": patients}
-    )
-    pq.write_table(table, folder / "x.parquet")
     return folder
 
 
@@ -59,25 +43,10 @@ def test_a_hospital_names_its_own_patient_column_and_a_simulation_the_runs(tmp_p
     )
 
 
-def test_more_sites_than_patients_says_both_numbers(tmp_path: Path) -> None:
-    folder = str(safetensors(tmp_path, torch.arange(40) // 10))
-    run = parse_run({"data": "safetensors", "data-dir": folder, "patient-column": "patient"})
-    with pytest.raises(DataError, match="9 sites cannot share 3 patients"):
-        share(run, NodeConfig(num_partitions=9), in_simulation=True)
-
-
 def test_a_simulated_site_keeps_its_split_under_privacy_and_needs_no_classes() -> None:
     private, plain = (share(parse_run(run), NodeConfig()) for run in (BUDGET | {"classes": ""}, {}))
     assert torch.equal(private.train, plain.train)
     assert torch.equal(private.test, plain.test)
-
-
-def test_under_privacy_a_hospital_needs_the_classes_and_a_folder_of_its_own(tmp_path: Path) -> None:
-    node = NodeConfig(data="safetensors", data_dir=str(safetensors(tmp_path, torch.arange(40))))
-    with pytest.raises(ConfigError, match="classes is empty"):
-        share(parse_run(BUDGET | {"classes": ""}), node)
-    with pytest.raises(ConfigError, match="give each site its own folder"):
-        share(parse_run(BUDGET), node.model_copy(update={"num_partitions": 2}))
 
 
 @pytest.mark.parametrize("method", ["dp-fedavg", "fedlap", "dpcvae"])
