@@ -447,7 +447,9 @@ def weigh_mean_over_columns(features: Tensor, weight: OwnParts) -> Tensor:
         weight: REMOVED takes the mean away, ALL leaves features as they are. In between, a mean longer
             than MOST times the rest of its feature is shortened to that. With a weight of the length r,
             in square roots of d, that weight times (r^2 - 1) / (r^2 + 1) of the length takes the place
-            of what the feature has along `public_signs`.
+            of what the feature has along `public_signs`. A steady mean is multiplied by
+            2^tanh(log2 r), about r where r is near one: the clip divides by r, which in few columns
+            varies by chance; MOST is multiplied by the same where it is above one.
 
     Returns:
         Features (n, d).
@@ -480,15 +482,30 @@ def _weighed(
     rest = features - means.to(features)
     if weight == REMOVED:
         return rest
-    lengths = each(lambda row: torch.linalg.vector_norm(row.double(), dim=-1), rest)[:, None]
-    unit = lengths / math.sqrt(rest.shape[1])
-    added = (weight.mean * means).maximum(-MOST * unit).minimum(MOST * unit)
+    root, kept = math.sqrt(rest.shape[1]), rest
     if weight.length:
         signs = public_signs(rest.shape[1]).to(rest.device)
         along = each(lambda row: row.double() @ signs, rest)[:, None]
+        kept = rest - (along * signs).to(rest) if weight.steady else rest
+    lengths = each(_length, kept)[:, None]
+    unit = lengths / root
+    factor = (
+        each(lambda row: (_length(row) / root).log2().tanh().exp2(), kept)[:, None]
+        if weight.steady
+        else torch.ones_like(unit)
+    )
+    most = MOST * unit * factor.clamp_min(1)
+    added = (weight.mean * factor * means).maximum(-most).minimum(most)
+    if weight.length:
         size = 1 - 2 / (1 + unit.square())
         added = added + (weight.length * size * lengths - along) * signs
     return rest + added.to(rest)
+
+
+def _length(rows: Tensor) -> Tensor:
+    """Of each row, in double precision."""
+    length: Tensor = torch.linalg.vector_norm(rows.double(), dim=-1)
+    return length
 
 
 def public_signs(dimension: int) -> Tensor:
@@ -508,3 +525,17 @@ def public_signs(dimension: int) -> Tensor:
     count = dimension // 2 * 2
     signs = [1 - 2 * (place.bit_count() % 2) for place in range(count)] + [0] * (dimension - count)
     return torch.tensor(signs, dtype=torch.float64) / math.sqrt(count)
+
+
+def own_lines(dimension: int, weight: OwnParts) -> Tensor:
+    """The directions in which `weigh_mean_over_columns` keeps the mean over columns and the length.
+
+    Args:
+        dimension: d.
+        weight: neither ALL nor REMOVED.
+
+    Returns:
+        One or two orthonormal rows, (k, d), float64.
+    """
+    mean = torch.full((1, dimension), dimension**-0.5, dtype=torch.float64)
+    return torch.cat([mean, public_signs(dimension)[None]]) if weight.length else mean
