@@ -447,9 +447,9 @@ def weigh_mean_over_columns(features: Tensor, weight: OwnParts) -> Tensor:
         weight: REMOVED takes the mean away, ALL leaves features as they are. In between, a mean longer
             than MOST times the rest of its feature is shortened to that. With a weight of the length r,
             in square roots of d, that weight times (r^2 - 1) / (r^2 + 1) of the length takes the place
-            of what the feature has along `public_signs`. A steady mean is multiplied by
-            2^tanh(log2 r), about r where r is near one: the clip divides by r, which in few columns
-            varies by chance; MOST is multiplied by the same where it is above one.
+            of what the feature has along `public_signs`. With a steady mean, features are divided by r,
+            which in few columns varies by chance; the mean is first multiplied by 2^tanh(log2 r), about r
+            where r is near one, and so is MOST where this is above one.
 
     Returns:
         Features (n, d).
@@ -482,20 +482,27 @@ def _weighed(
     rest = features - means.to(features)
     if weight == REMOVED:
         return rest
-    root, kept = math.sqrt(rest.shape[1]), rest
+    root = math.sqrt(rest.shape[1])
     if weight.length:
         signs = public_signs(rest.shape[1]).to(rest.device)
         along = each(lambda row: row.double() @ signs, rest)[:, None]
-        kept = rest - (along * signs).to(rest) if weight.steady else rest
-    lengths = each(_length, kept)[:, None]
+    if weight.steady:
+        kept = rest - (along * signs).to(rest) if weight.length else rest
+        unit, factor = (
+            each(change, kept)[:, None]
+            for change in (
+                lambda row: _length(row) / root,
+                lambda row: (_length(row) / root).log2().tanh().exp2(),
+            )
+        )
+        unit, most = unit.clamp_min(torch.finfo(unit.dtype).tiny), MOST * factor.clamp_min(1)
+        added = (weight.mean * factor / unit * means).maximum(-most).minimum(most)
+        if weight.length:
+            added = added + weight.length * (1 - 2 / (1 + unit.square())) * root * signs
+        return (kept.double() / unit + added).to(rest)
+    lengths = each(_length, rest)[:, None]
     unit = lengths / root
-    factor = (
-        each(lambda row: (_length(row) / root).log2().tanh().exp2(), kept)[:, None]
-        if weight.steady
-        else torch.ones_like(unit)
-    )
-    most = MOST * unit * factor.clamp_min(1)
-    added = (weight.mean * factor * means).maximum(-most).minimum(most)
+    added = (weight.mean * means).maximum(-MOST * unit).minimum(MOST * unit)
     if weight.length:
         size = 1 - 2 / (1 + unit.square())
         added = added + (weight.length * size * lengths - along) * signs

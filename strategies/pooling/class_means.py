@@ -361,16 +361,17 @@ def within(own: Components) -> float:
     return max(0.0, 1 - float(own.records @ lengths / own.records.sum()))
 
 
+# A part of which less is left than this share of the other's is shrunk.
+MOSTLY = 0.2
 # How often chance alone seems to be a difference.
 RARELY = 0.001
 
 
 def shrink_directions(pooled: Components, own: OwnParts) -> Components:
     """Class means without their differences along the mean over columns, along the length, or across
-    both, where these may be chance and others are not. Chance includes privacy noise and sampling error.
-
-    A head gives all directions weight. Where classes differ in their level alone, chance in all others
-    would count for more than that.
+    both, where these may be chance and others are not; and with smaller ones, where chance explains most of
+    them. Chance includes privacy noise and sampling error. Were all shrunk, shares of classes would count
+    for more.
 
     Args:
         pooled: one per class, as from `pool`.
@@ -378,6 +379,8 @@ def shrink_directions(pooled: Components, own: OwnParts) -> Components:
 
     Returns:
         The means and their noise; as they were where all differences may be chance.
+
+    Source: James & Stein 1961, for blocks of dimensions.
     """
     from scipy.special import chdtri
 
@@ -389,16 +392,18 @@ def shrink_directions(pooled: Components, own: OwnParts) -> Components:
     lines = own_lines(d, own).to(differences)
     parts = [(1, differences @ line.outer(line)) for line in lines]
     parts.append((d - len(parts), differences - sum(part for _, part in parts)))
-    clear = [
-        float(shares @ part.square().sum(1)) > chdtri(size * others, RARELY) / others * chance
-        for size, part in parts
-    ]
-    if not any(clear):
+    left = []
+    for size, part in parts:
+        seen = float(shares @ part.square().sum(1))
+        clear = seen > chdtri(size * others, RARELY) / others * chance
+        left.append(1 - size * chance / seen if clear else 0.0)
+    if not (most := max(left)):
         return pooled
     means, noise = pooled.means - differences, torch.zeros_like(pooled.noise)
-    for (size, part), kept in zip(parts, clear, strict=True):
+    for (size, part), each in zip(parts, left, strict=True):
+        kept = each / most if each < MOSTLY * most else 1.0
         means = means + kept * part
-        mixing = torch.eye(others + 1, dtype=means.dtype) - (not kept) * apart
+        mixing = torch.eye(others + 1, dtype=means.dtype) - (1 - kept) * apart
         # On average over all dimensions, as noise is stated.
         noise += size / d * (mixing @ pooled.noise @ mixing.T)
     return replace(pooled, means=means, noise=noise)
