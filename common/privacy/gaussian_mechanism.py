@@ -488,19 +488,13 @@ def _weighed(
         along = each(lambda row: row.double() @ signs, rest)[:, None]
     if weight.steady:
         kept = rest - (along * signs).to(rest) if weight.length else rest
-        unit, factor = (
-            each(change, kept)[:, None]
-            for change in (
-                lambda row: _length(row) / root,
-                lambda row: (_length(row) / root).log2().tanh().exp2(),
-            )
-        )
-        unit, most = unit.clamp_min(torch.finfo(unit.dtype).tiny), MOST * factor.clamp_min(1)
+        unit, factor = each(_unit_and_factor, kept).split(1, 1)
+        most = MOST * factor.clamp_min(1)
         added = (weight.mean * factor / unit * means).maximum(-most).minimum(most)
         if weight.length:
             added = added + weight.length * (1 - 2 / (1 + unit.square())) * root * signs
         return (kept.double() / unit + added).to(rest)
-    lengths = each(_length, rest)[:, None]
+    lengths = each(lambda row: torch.linalg.vector_norm(row.double(), dim=-1), rest)[:, None]
     unit = lengths / root
     added = (weight.mean * means).maximum(-MOST * unit).minimum(MOST * unit)
     if weight.length:
@@ -509,10 +503,11 @@ def _weighed(
     return rest + added.to(rest)
 
 
-def _length(rows: Tensor) -> Tensor:
-    """Of each row, in double precision."""
-    length: Tensor = torch.linalg.vector_norm(rows.double(), dim=-1)
-    return length
+def _unit_and_factor(rows: Tensor) -> Tensor:
+    """Of each row, the length in roots of d, above zero, and what multiplies its mean, (..., 2)."""
+    unit = torch.linalg.vector_norm(rows.double(), dim=-1) / math.sqrt(rows.shape[-1])
+    unit = unit.clamp_min(torch.finfo(unit.dtype).tiny)
+    return torch.stack([unit, unit.log2().tanh().exp2()], -1)
 
 
 def public_signs(dimension: int) -> Tensor:
