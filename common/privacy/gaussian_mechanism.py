@@ -488,7 +488,7 @@ def _weighed(
         along = each(lambda row: row.double() @ signs, rest)[:, None]
     if weight.steady:
         kept = rest - (along * signs).to(rest) if weight.length else rest
-        unit, factor = each(_unit_and_factor, kept).split(1, 1)
+        unit, factor = each(_unit_and_factor, kept)[:, None].unbind(-1)
         most = MOST * factor.clamp_min(1)
         added = (weight.mean * factor / unit * means).maximum(-most).minimum(most)
         if weight.length:
