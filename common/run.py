@@ -19,7 +19,7 @@ from .methods.fedpft import largest_gram
 from .methods.method import Method, Plan
 from .privacy.accounting import Unit
 from .privacy.mechanism import DISTRIBUTED_SUMS, Mechanism
-from .privacy.shares import KEPT, stated
+from .privacy.shares import KEPT, KEPT_OF_FEW, stated
 from .renamed import of_today
 from .settings import (
     SECURE_AGGREGATION_KEYS,
@@ -30,7 +30,7 @@ from .settings import (
     Settings,
 )
 from .settings.base import Scalar, parse_settings, without_gone
-from .settings.heads import AUTO, FEWEST_OWN, TargetSettings
+from .settings.heads import AUTO, FEWEST_MEAN, FEWEST_OWN, TargetSettings
 from .targets.target import Objective, Target
 from .terms import signed_fields
 
@@ -252,7 +252,8 @@ class Run:
             "map": (
                 self.projects,
                 bool(own.features.given_projection),
-                plan.mean_over_columns and (stated(KEPT), FEWEST_OWN),
+                plan.mean_over_columns
+                and (stated(KEPT_OF_FEW), FEWEST_MEAN, stated(KEPT), FEWEST_OWN),
             ),
         }
         signed = {key: value for key, value in own.flat().items() if self._signs(key)}

@@ -145,7 +145,7 @@ class Counts(_message.Message):
     def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., tables: _Optional[_Iterable[_Union[Table, _Mapping]]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ...) -> None: ...
 
 class Head(_message.Message):
-    __slots__ = ("header", "weight", "bias", "clip", "centre", "projection", "target", "without_mean", "mean_over_columns", "own_length")
+    __slots__ = ("header", "weight", "bias", "clip", "centre", "projection", "target", "without_mean", "mean_over_columns", "own_length", "steady")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     BIAS_FIELD_NUMBER: _ClassVar[int]
@@ -156,6 +156,7 @@ class Head(_message.Message):
     WITHOUT_MEAN_FIELD_NUMBER: _ClassVar[int]
     MEAN_OVER_COLUMNS_FIELD_NUMBER: _ClassVar[int]
     OWN_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    STEADY_FIELD_NUMBER: _ClassVar[int]
     header: Header
     weight: Halves
     bias: Halves
@@ -166,7 +167,8 @@ class Head(_message.Message):
     without_mean: bool
     mean_over_columns: float
     own_length: float
-    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., weight: _Optional[_Union[Halves, _Mapping]] = ..., bias: _Optional[_Union[Halves, _Mapping]] = ..., clip: _Optional[float] = ..., centre: _Optional[_Union[Centre, _Mapping]] = ..., projection: _Optional[_Union[Halves, _Mapping]] = ..., target: _Optional[str] = ..., without_mean: _Optional[bool] = ..., mean_over_columns: _Optional[float] = ..., own_length: _Optional[float] = ...) -> None: ...
+    steady: bool
+    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., weight: _Optional[_Union[Halves, _Mapping]] = ..., bias: _Optional[_Union[Halves, _Mapping]] = ..., clip: _Optional[float] = ..., centre: _Optional[_Union[Centre, _Mapping]] = ..., projection: _Optional[_Union[Halves, _Mapping]] = ..., target: _Optional[str] = ..., without_mean: _Optional[bool] = ..., mean_over_columns: _Optional[float] = ..., own_length: _Optional[float] = ..., steady: _Optional[bool] = ...) -> None: ...
 
 class Tensor(_message.Message):
     __slots__ = ("name", "values", "kept", "shape")

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import SurrogateError
 from ..privacy.mechanism import DISTRIBUTED_SUMS, MechanismRecipe
-from ..privacy.shares import ALL, KEPT, OwnParts, stated
+from ..privacy.shares import ALL, KEPT, KEPT_OF_FEW, OwnParts, stated
 from ..settings import FedAvgSettings, Settings
-from ..settings.heads import FEWEST_OWN
+from ..settings.heads import FEWEST_MEAN, FEWEST_OWN
 from ..targets.target import Target
 from ..terms import NOT_SIGNED, Term
 
@@ -359,12 +359,14 @@ class Plan:
 
     def mean_over_columns_weight(self, dimension: int) -> OwnParts:
         """What features keep of the mean over their own columns and of their length before sites clip
-        them. Of few columns, that mean may be what tells classes apart.
+        them. Of very few columns they keep all.
 
         Args:
             dimension: of the features.
         """
-        return KEPT if self.mean_over_columns and dimension >= FEWEST_OWN else ALL
+        if not self.mean_over_columns or dimension < FEWEST_MEAN:
+            return ALL
+        return KEPT if dimension >= FEWEST_OWN else KEPT_OF_FEW
 
     def subtracted(self, dimension: int, centre: str = "") -> str:
         """What a claim states was subtracted from features before their clip.

@@ -447,7 +447,9 @@ def weigh_mean_over_columns(features: Tensor, weight: OwnParts) -> Tensor:
         weight: REMOVED takes the mean away, ALL leaves features as they are. In between, a mean longer
             than MOST times the rest of its feature is shortened to that. With a weight of the length r,
             in square roots of d, that weight times (r^2 - 1) / (r^2 + 1) of the length takes the place
-            of what the feature has along `public_signs`.
+            of what the feature has along `public_signs`. With a steady mean, features are divided by r,
+            which in few columns varies by chance; the mean is first multiplied by 2^tanh(log2 r), about r
+            where r is near one, and so is MOST where this is above one.
 
     Returns:
         Features (n, d).
@@ -480,15 +482,32 @@ def _weighed(
     rest = features - means.to(features)
     if weight == REMOVED:
         return rest
-    lengths = each(lambda row: torch.linalg.vector_norm(row.double(), dim=-1), rest)[:, None]
-    unit = lengths / math.sqrt(rest.shape[1])
-    added = (weight.mean * means).maximum(-MOST * unit).minimum(MOST * unit)
+    root = math.sqrt(rest.shape[1])
     if weight.length:
         signs = public_signs(rest.shape[1]).to(rest.device)
         along = each(lambda row: row.double() @ signs, rest)[:, None]
+    if weight.steady:
+        kept = rest - (along * signs).to(rest) if weight.length else rest
+        unit, factor = each(_unit_and_factor, kept)[:, None].unbind(-1)
+        most = MOST * factor.clamp_min(1)
+        added = (weight.mean * factor / unit * means).maximum(-most).minimum(most)
+        if weight.length:
+            added = added + weight.length * (1 - 2 / (1 + unit.square())) * root * signs
+        return (kept.double() / unit + added).to(rest)
+    lengths = each(lambda row: torch.linalg.vector_norm(row.double(), dim=-1), rest)[:, None]
+    unit = lengths / root
+    added = (weight.mean * means).maximum(-MOST * unit).minimum(MOST * unit)
+    if weight.length:
         size = 1 - 2 / (1 + unit.square())
         added = added + (weight.length * size * lengths - along) * signs
     return rest + added.to(rest)
+
+
+def _unit_and_factor(rows: Tensor) -> Tensor:
+    """Of each row, the length in roots of d, above zero, and what multiplies its mean, (..., 2)."""
+    unit = torch.linalg.vector_norm(rows.double(), dim=-1) / math.sqrt(rows.shape[-1])
+    unit = unit.clamp_min(torch.finfo(unit.dtype).tiny)
+    return torch.stack([unit, unit.log2().tanh().exp2()], -1)
 
 
 def public_signs(dimension: int) -> Tensor:
@@ -508,3 +527,17 @@ def public_signs(dimension: int) -> Tensor:
     count = dimension // 2 * 2
     signs = [1 - 2 * (place.bit_count() % 2) for place in range(count)] + [0] * (dimension - count)
     return torch.tensor(signs, dtype=torch.float64) / math.sqrt(count)
+
+
+def own_lines(dimension: int, weight: OwnParts) -> Tensor:
+    """The directions in which `weigh_mean_over_columns` keeps the mean over columns and the length.
+
+    Args:
+        dimension: d.
+        weight: neither ALL nor REMOVED.
+
+    Returns:
+        One or two orthonormal rows, (k, d), float64.
+    """
+    mean = torch.full((1, dimension), dimension**-0.5, dtype=torch.float64)
+    return torch.cat([mean, public_signs(dimension)[None]]) if weight.length else mean

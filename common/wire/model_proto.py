@@ -21,7 +21,7 @@ from ..errors import SurrogateError
 from ..identity import distinct_names
 from ..models.classifiers import Classifier, Ensemble, Head, Network, Quadratic
 from ..models.parameters import Parameters, Tensors
-from ..privacy.shares import ALL, KEPT, MEAN_ALONE, REMOVED, OwnParts
+from ..privacy.shares import ALL, BOTH, KEPT, KEPT_OF_FEW, MEAN_ALONE, REMOVED, OwnParts
 from ..safe_parsing import canonical, read_message
 from ..settings import Model
 from ..surrogates.mixtures import Frame
@@ -48,7 +48,9 @@ COLUMNS = "columns"
 MEAN_OVER_COLUMNS = {
     "without-mean": REMOVED,
     "mean-over-columns-0.1": MEAN_ALONE,
-    "mean-over-columns-0.1-length-0.1": KEPT,
+    "mean-over-columns-0.1-length-0.1": BOTH,
+    "steady-mean-over-columns-0.1": KEPT_OF_FEW,
+    "steady-mean-over-columns-0.1-length-0.2": KEPT,
 }
 
 
@@ -62,7 +64,8 @@ def save_model(model: Classifier, path: Path) -> None:
     must then be subtracted from it ("without-mean"), or be a tenth of what it was, and at most 0.75 of
     the norm of the rest ("mean-over-columns-0.1"); and with "mean-over-columns-0.1-length-0.1" the
     length takes the place
-    of a direction of the rest, as `weigh_mean_over_columns` has it. If the metadata has `clip`, they must then be
+    of a direction of the rest. Names with "steady" have other factors; `weigh_mean_over_columns` has them all.
+    If the metadata has `clip`, they must then be
     divided by max(|x|, clip). If there is a tensor `centre`, it must be subtracted before the clip;
     and with a tensor `projection` (k, d), features are then multiplied by it. If the metadata has
     `target`, classes are the names of what the model answers, and it says in JSON what the scores
@@ -236,7 +239,7 @@ def _head(head: Head) -> pb.Head:
         message.projection.CopyFrom(pack(head.projection))
     message.target, message.without_mean = head.target, head.mean_over_columns == REMOVED
     if head.mean_over_columns not in (ALL, REMOVED):
-        message.mean_over_columns, message.own_length = head.mean_over_columns
+        message.mean_over_columns, message.own_length, message.steady = head.mean_over_columns
     return message
 
 
@@ -296,10 +299,10 @@ def _unpack_head(message: pb.Head) -> Head:
 
 def _mean_over_columns(message: pb.Head) -> OwnParts:
     """What features keep. Raises SurrogateError for weights that no version knows."""
-    if not message.HasField("mean_over_columns") and not message.own_length:
+    if not message.HasField("mean_over_columns") and not (message.own_length or message.steady):
         return REMOVED if message.without_mean else ALL
-    kept = OwnParts(message.mean_over_columns, message.own_length)
-    if kept not in (MEAN_ALONE, KEPT) or message.without_mean:
+    kept = OwnParts(message.mean_over_columns, message.own_length, message.steady)
+    if kept not in (MEAN_ALONE, BOTH, KEPT_OF_FEW, KEPT) or message.without_mean:
         raise SurrogateError(f"a head with mean over columns and length at weights {tuple(kept)}")
     return kept
 

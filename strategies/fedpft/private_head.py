@@ -21,6 +21,7 @@ from torch.nn.functional import one_hot
 
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.privacy.gaussian_mechanism import own_lines
 from fedsurrogate.common.privacy.shares import ALL, REMOVED, weight_of
 from fedsurrogate.common.surrogates.class_sums import unfold
 from fedsurrogate.common.surrogates.covariances import LowRank, eigen
@@ -383,9 +384,28 @@ def observed_within(
         return Within(alike)
     found = _spiked(matrix, noise, rank if family == "lowrank" else None)
     standing = float(found.factor.square().sum())
-    if lost > LOST and standing < STANDING * (standing + float(found.variances.sum())):
-        return Within(alike)
-    return Within(found, matrix)
+    clear = lost <= LOST or standing >= STANDING * (standing + float(found.variances.sum()))
+    within = Within(found, matrix) if clear else Within(alike)
+    if (own := weight_of(surrogates[0].claim.centre)) in (ALL, REMOVED):
+        return within
+    along = _along_lines(within.covariance, matrix, noise, own_lines(d, own))
+    return replace(within, covariance=along)
+
+
+def _along_lines(found: LowRank, matrix: Tensor, noise: float, lines: Tensor) -> LowRank:
+    """The covariance, along the lines (k, d) of the mean and the length as it was observed: records vary
+    by less along them than across, and they are known, so no direction is chosen by its noise.
+    """
+    if noise > float(found.variances.mean()) / 2:
+        return found
+    values, vectors = eigen(lines @ matrix @ lines.T)
+    within = (vectors * values.clamp_min(noise)) @ vectors.T
+    apart = torch.eye(len(matrix), dtype=matrix.dtype) - lines.T @ lines
+    whole = found.factor @ found.factor.T + found.variances.diag()
+    values, vectors = eigen(apart @ whole @ apart + lines.T @ within @ lines)
+    above, base = values > values.min(), values.min()
+    factor = vectors[:, above] * (values[above] - base).sqrt()
+    return LowRank(factor, base.repeat(len(values)))
 
 
 def _gaussians(components: Components, covariance: LowRank) -> Mixtures:

@@ -35,8 +35,8 @@ from fedsurrogate.common.errors import ConfigError, RunError, SurrogateError
 from fedsurrogate.common.methods.method import Field
 from fedsurrogate.common.models.devices import stream
 from fedsurrogate.common.models.parameters import Parameters, Tensors
-from fedsurrogate.common.privacy.gaussian_mechanism import public_signs
-from fedsurrogate.common.privacy.shares import OwnParts
+from fedsurrogate.common.privacy.gaussian_mechanism import own_lines
+from fedsurrogate.common.privacy.shares import KEPT, OwnParts
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.secure_aggregation.rules import dimensions_of, projected_dimensions
 from fedsurrogate.common.settings.base import Scalar
@@ -363,55 +363,50 @@ def within(own: Components) -> float:
 
 # A part of which less is left than this share of the other's is shrunk.
 MOSTLY = 0.2
-# How often chance alone seems to be a difference along one line.
+# How often chance alone seems to be a difference.
 RARELY = 0.001
 
 
 def shrink_directions(pooled: Components, own: OwnParts) -> Components:
-    """Class means of which the differences along the mean over columns, along the length, or across both, are
-    shrunk where chance explains most of them. Chance includes privacy noise and sampling error. Were all
-    shrunk, shares of classes would count for more.
+    """Class means without their differences along the mean over columns, along the length, or across
+    both, where these may be chance and others are not; and with smaller ones, where chance explains most of
+    them. Chance includes privacy noise and sampling error. Were all shrunk, shares of classes would count
+    for more.
 
     Args:
         pooled: one per class, as from `pool`.
         own: what features keep of both.
 
     Returns:
-        The means and their noise; as they were where chance explains all differences.
+        The means and their noise; as they were where all differences may be chance.
 
     Source: James & Stein 1961, for blocks of dimensions.
     """
     from scipy.special import chdtri
 
-    if len(pooled.labels) < 2:
+    others, d = len(pooled.labels) - 1, pooled.means.shape[1]
+    if not others:
         return pooled
-    means, d = pooled.means, pooled.means.shape[1]
     shares, apart, *parts_of_chance = _apart(pooled)
-    differences, chance = apart @ means, sum(parts_of_chance)
-    lines = [torch.ones(d) / d**0.5, *([public_signs(d)] if own.length else [])]
-    parts = [(1, differences @ line.outer(line).to(means)) for line in lines]
+    differences, chance = apart @ pooled.means, sum(parts_of_chance)
+    lines = own_lines(d, own).to(differences)
+    parts = [(1, differences @ line.outer(line)) for line in lines]
     parts.append((d - len(parts), differences - sum(part for _, part in parts)))
-    seen = [float(shares @ part.square().sum(1)) for _, part in parts]
-    left = [
-        max(0.0, 1 - size * chance / each) if each > 0 else 0.0
-        for (size, _), each in zip(parts, seen, strict=True)
-    ]
-    # Along one line chance alone often is more than on average: that shrinks no other part.
-    by_chance = float(chdtri(len(shares) - 1, RARELY)) / (len(shares) - 1) * chance
-    most = max(
-        share if size > 1 or each > by_chance else 0.0
-        for share, (size, _), each in zip(left, parts, seen, strict=True)
-    )
-    if not most:
+    left = []
+    for size, part in parts:
+        seen = float(shares @ part.square().sum(1))
+        clear = seen > chdtri(size * others, RARELY) / others * chance
+        left.append(1 - size * chance / seen if clear else 0.0)
+    if not (most := max(left)):
         return pooled
-    kept = [each / most if each < MOSTLY * most else 1.0 for each in left]
-    shrunk, noise = means - differences, torch.zeros_like(pooled.noise)
-    for share, (size, part) in zip(kept, parts, strict=True):
-        shrunk = shrunk + share * part
-        mixing = torch.eye(len(shares), dtype=means.dtype) - (1 - share) * apart
+    means, noise = pooled.means - differences, torch.zeros_like(pooled.noise)
+    for (size, part), each in zip(parts, left, strict=True):
+        kept = each / most if each < MOSTLY * most else 1.0
+        means = means + kept * part
+        mixing = torch.eye(others + 1, dtype=means.dtype) - (1 - kept) * apart
         # On average over all dimensions, as noise is stated.
         noise += size / d * (mixing @ pooled.noise @ mixing.T)
-    return replace(pooled, means=shrunk, noise=noise)
+    return replace(pooled, means=means, noise=noise)
 
 
 # Directions along which records vary, at least: means of few records then differ more by chance. In generated
@@ -674,8 +669,7 @@ def with_own_parts(rows: Tensor) -> Tensor:
     count, dimension = rows.shape
     if count < 3:
         return rows
-    mean = torch.full((dimension,), dimension**-0.5, dtype=rows.dtype)
-    both = torch.stack([mean, public_signs(dimension).to(rows)])
+    both = own_lines(dimension, KEPT).to(rows)
     apart = rows[:-2] - rows[:-2] @ both.T @ both
     return torch.cat([apart, both * math.sqrt(count / dimension)])
 

@@ -33,7 +33,7 @@ from fedsurrogate.common.models.networks import fresh, split_input
 from fedsurrogate.common.models.training_parts import draws
 from fedsurrogate.common.privacy.exact_sums import IntegerSum
 from fedsurrogate.common.privacy.gaussian_mechanism import weigh_mean_over_columns
-from fedsurrogate.common.privacy.shares import KEPT, REMOVED
+from fedsurrogate.common.privacy.shares import KEPT, KEPT_OF_FEW, REMOVED
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.class_sums import statistics
 from fedsurrogate.common.surrogates.mixtures import PublicMap
@@ -293,7 +293,7 @@ def test_no_record_changes_what_another_contributes_to_a_generator(
     "change",
     [
         PublicMap().apply,
-        *(partial(weigh_mean_over_columns, weight=each) for each in (KEPT, REMOVED)),
+        *(partial(weigh_mean_over_columns, weight=each) for each in (KEPT, KEPT_OF_FEW, REMOVED)),
     ],
 )
 @pytest.mark.parametrize("family", ["spherical", "diag", "full"])

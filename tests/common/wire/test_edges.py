@@ -23,7 +23,7 @@ from fedsurrogate.common.errors import DataError, SurrogateError
 from fedsurrogate.common.models.classifiers import Head, Network, Quadratic
 from fedsurrogate.common.models.networks import convnet, parameters_of
 from fedsurrogate.common.models.parameters import Parameters
-from fedsurrogate.common.privacy.shares import ALL, KEPT, MEAN_ALONE, REMOVED
+from fedsurrogate.common.privacy.shares import ALL, STATED
 from fedsurrogate.common.surrogates.covariances import (
     AnyCovariance,
     Diagonal,
@@ -308,7 +308,7 @@ def test_a_head_comes_back_with_all_its_parts(data: st.DataObject) -> None:
         torch.randn(4, generator=random) if centred else None,
         torch.randn(2, 4, generator=random) if projected else None,
         target,
-        data.draw(st.sampled_from([ALL, KEPT, MEAN_ALONE, REMOVED])),
+        data.draw(st.sampled_from([ALL, *STATED.values()])),
     )
     found = unpack_classifier(pack_classifier(sent))
     assert isinstance(found, Head)

@@ -20,7 +20,7 @@ from fedsurrogate.common.models.classifiers import Classifier, Ensemble, Head, N
 from fedsurrogate.common.models.generators import Generator, fresh_generator, tensors_of
 from fedsurrogate.common.models.networks import convnet, parameters_of
 from fedsurrogate.common.models.parameters import Parameters, check_update, largest
-from fedsurrogate.common.privacy.shares import ALL, KEPT, MEAN_ALONE, REMOVED
+from fedsurrogate.common.privacy.shares import ALL, STATED
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire.generator_files import (
@@ -97,7 +97,7 @@ def test_every_kind_of_model_predicts_the_same_after_the_journey() -> None:
     ]
     models = [
         heads[0],
-        *(replace(heads[0], mean_over_columns=each) for each in (KEPT, MEAN_ALONE, REMOVED)),
+        *(replace(heads[0], mean_over_columns=each) for each in STATED.values()),
         Ensemble(tuple(heads)),
         Ensemble(tuple(heads), highest=True),
         Network(HEADER, "convnet", 64, parameters_of(convnet(64, 3, 4))),
@@ -244,7 +244,7 @@ def heads(draw: st.DrawFn) -> Head:
         draw(st.sampled_from([None, 0.0, 1e-6, 0.5, 1e6])),
         random(DIMENSION) if draw(st.booleans()) else None,
         projection,
-        mean_over_columns=draw(st.sampled_from([ALL, KEPT, MEAN_ALONE, REMOVED])),
+        mean_over_columns=draw(st.sampled_from([ALL, *STATED.values()])),
     )
 
 

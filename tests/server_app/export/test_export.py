@@ -27,7 +27,7 @@ from fedsurrogate.common.backbones.preprocessing import Preprocessing
 from fedsurrogate.common.errors import BackboneError, ConfigError, RunError
 from fedsurrogate.common.models.classifiers import Classifier, Ensemble, Head, Network, Quadratic
 from fedsurrogate.common.models.networks import fresh, parameters_of
-from fedsurrogate.common.privacy.shares import KEPT, MEAN_ALONE, REMOVED
+from fedsurrogate.common.privacy.shares import STATED
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.signed_models.signed_model import (
     SignedModel,
@@ -180,7 +180,7 @@ def every_classifier() -> list[Classifier]:
         Head(header("f"), heads[0].weight, heads[0].bias, 1.0, torch.ones(64)),
         *(
             Head(header("f"), heads[0].weight, heads[0].bias, 0.0, mean_over_columns=each)
-            for each in (KEPT, MEAN_ALONE, REMOVED)
+            for each in STATED.values()
         ),
         Head(
             header("f"),

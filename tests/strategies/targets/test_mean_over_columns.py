@@ -12,9 +12,9 @@ import pytest
 from numpy.typing import NDArray
 
 import fedsurrogate as fs
-from fedsurrogate.common.privacy.shares import ALL, KEPT
+from fedsurrogate.common.privacy.shares import ALL, KEPT, KEPT_OF_FEW
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.settings.heads import FEWEST_OWN
+from fedsurrogate.common.settings.heads import FEWEST_MEAN, FEWEST_OWN
 
 Array = NDArray[np.float64]
 SITES, RECORDS, OFFSET = 3, 800, 1000.0
@@ -88,7 +88,9 @@ def test_a_run_says_what_features_keep(name: str) -> None:
     assert here.digest != other.digest
     for plan, columns, kept in (
         (here.plan, FEWEST_OWN, KEPT),
-        (here.plan, FEWEST_OWN - 1, ALL),
+        (here.plan, FEWEST_OWN - 1, KEPT_OF_FEW),
+        (here.plan, FEWEST_MEAN, KEPT_OF_FEW),
+        (here.plan, FEWEST_MEAN - 1, ALL),
         (other.plan, FEWEST_OWN, ALL),
         (exact.plan, FEWEST_OWN, ALL),
     ):

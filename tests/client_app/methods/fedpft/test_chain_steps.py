@@ -19,9 +19,9 @@ from fedsurrogate.client_app.methods.job import Job
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.privacy.gaussian_mechanism import clip, weigh_mean_over_columns
-from fedsurrogate.common.privacy.shares import ALL, KEPT
+from fedsurrogate.common.privacy.shares import ALL, KEPT, KEPT_OF_FEW
 from fedsurrogate.common.run import Run, parse_run
-from fedsurrogate.common.settings.heads import FEWEST_OWN
+from fedsurrogate.common.settings.heads import FEWEST_MEAN, FEWEST_OWN
 from fedsurrogate.common.wire.model_proto import pack_relay, unpack_relay
 from fedsurrogate.common.wire.records import pack_surrogate, unpack_surrogate
 
@@ -107,13 +107,14 @@ def test_a_site_adds_its_records_to_those_of_the_relay(
 @settings(max_examples=12, deadline=None)
 @given(
     counts=st.lists(st.integers(1, 60), min_size=3, max_size=3),
-    d=st.sampled_from([4, FEWEST_OWN - 1, FEWEST_OWN, 65]),
+    d=st.sampled_from([4, FEWEST_MEAN, FEWEST_OWN - 1, FEWEST_OWN, 65]),
     sites=st.integers(1, 3),
 )
 def test_a_private_site_passes_on_what_it_received_and_adds_its_own_noisy_sums(
     counts: list[int], d: int, sites: int
 ) -> None:
     run, relay = parse_run(PRIVATE), None
+    kept = KEPT if d >= FEWEST_OWN else KEPT_OF_FEW if d >= FEWEST_MEAN else ALL
     with pytest.MonkeyPatch.context() as patch:
         seen = trained(patch)
         for site in range(sites):
@@ -125,14 +126,11 @@ def test_a_private_site_passes_on_what_it_received_and_adds_its_own_noisy_sums(
             assert made.claim == run.mechanism_for("record", run.plan.subtracted(d))
             assert made.claim is not None
             assert last.claim == replace(made.claim, releases=None)
-            assert (head.clip, head.mean_over_columns) == (
-                made.claim.clip,
-                KEPT if d >= FEWEST_OWN else ALL,
-            )
+            assert (head.clip, head.mean_over_columns) == (made.claim.clip, kept)
             assert made.facts
             relay = made.payload
     own = job(run, counts, d=d).found.train.features
-    changed = weigh_mean_over_columns(own, KEPT if d >= FEWEST_OWN else ALL)
+    changed = weigh_mean_over_columns(own, kept)
     changed = clip(changed, run.settings.fedpft.clip)[0].float()
     for features, _, count in seen:
         assert count == 3
