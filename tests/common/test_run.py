@@ -256,3 +256,21 @@ def test_device_is_one_this_machine_has() -> None:
     missing = f"cuda:{torch.cuda.device_count()}"
     with pytest.raises(ConfigError, match=f"device = '{missing}'"):
         pick_device(missing)
+
+
+def test_digest_changes_with_everything_a_surrogate_depends_on() -> None:
+    changed: list[dict[str, Scalar]] = [
+        {},
+        {"seed": 1},
+        {"classes": "cat,dog"},
+        {"classes": "dog,cat"},
+        {"backbone": "pixels:rgb"},
+        {"image-size": 32},
+        {"fedpft.rank": 17},
+        {"fedpft.components": 2},
+        {"fedpft.covariance": "full"},
+        {"fedpft.samples-per-component": 11},
+    ]
+    digests = [parse_run(flat).digest for flat in changed]
+    assert len(set(digests)) == len(changed)
+    assert all(len(digest) == 16 and int(digest, 16) >= 0 for digest in digests)

@@ -73,6 +73,14 @@ def test_what_is_recorded_comes_back_and_an_unused_ledger_has_no_file(tmp_path: 
     assert entry["events"] == [{"noise_multiplier": 1000.0, "sample_rate": 1.0, "count": 1}]
 
 
+def test_budgets_compose_over_releases_rounds_and_runs(tmp_path: Path) -> None:
+    ledger, noises = Ledger(tmp_path, "data"), [3.0, 3.0, 2.5, 2.5]
+    for number, noise in enumerate(noises):
+        spent = ledger.charge(release(noise, run=str(number // 2), number=number), TOTAL)
+    assert spent == ledger.spent(1e-5) == epsilon_spent(map(GaussianEvent, noises), 1e-5)
+    assert ledger.spent(1e-5, "1") == epsilon_spent(map(GaussianEvent, noises[2:]), 1e-5)
+
+
 def test_a_run_has_its_own_limit_over_its_rounds(tmp_path: Path) -> None:
     ledger, budget = Ledger(tmp_path, "data"), Budget(100.0, 1e-5, epsilon_per_run=1.0)
     noise = gaussian_noise_multiplier(1.0, 1e-5) * 2**0.5

@@ -92,6 +92,27 @@ def test_sampled_releases_are_calibrated_to_the_budget() -> None:
     assert 0.99 < epsilon_spent([GaussianEvent(noise, 256 / 1613, 1500)], 1e-4) <= 1.0
 
 
+# FedLAP-DP: sigma 1, 256 of 10,000 records, 200 noisy gradients a round, delta 1e-5; the paper's
+# epsilon by rounds.
+PAPER_ROUNDS = {1: 2.79, 7: 6.72, 15: 10.18, 17: 10.93, 27: 14.30}
+
+
+def paper_conversion(rounds: int) -> float:
+    """Theorem 5.8 of FedLAP-DP with Opacus' accountant and the orders of the paper's code."""
+    from opacus.accountants.analysis import rdp
+
+    orders = [1 + x / 10 for x in range(1, 100)] + list(range(12, 64))
+    spent = rdp.compute_rdp(q=0.0256, noise_multiplier=1.0, steps=200 * rounds, orders=orders)
+    return float(rdp.get_privacy_spent(orders=orders, rdp=spent, delta=1e-5)[0])
+
+
+@pytest.mark.parametrize(("rounds", "epsilon"), PAPER_ROUNDS.items())
+def test_fedlap_budgets_of_the_paper_are_reproduced_by_its_conversion(
+    rounds: int, epsilon: float
+) -> None:
+    assert paper_conversion(rounds) == pytest.approx(epsilon, abs=0.011)
+
+
 @pytest.mark.parametrize(("rounds", "epsilon"), {1: 2.38, 7: 6.13, 15: 9.38}.items())
 def test_the_tight_accountant_says_less_of_the_same_noise(rounds: int, epsilon: float) -> None:
     assert epsilon_spent([GaussianEvent(1.0, 0.0256, 200 * rounds)], 1e-5) == pytest.approx(
@@ -109,6 +130,27 @@ def test_epsilon_is_the_smallest_at_which_delta_holds_from_little_noise_to_much(
     if epsilon:
         assert gaussian_delta(noise, epsilon * (1 - 1e-9)) > delta
         assert gaussian_noise_multiplier(epsilon, delta) == pytest.approx(noise, rel=1e-6)
+
+
+def test_a_full_release_after_sampled_ones_gets_what_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Uses a closed-form accountant: this tests the precision of the search, not the cost of a
+    sample.
+    """
+
+    def closed_form(events: list[GaussianEvent], delta: float, replace_one: bool = False) -> float:
+        return gaussian_epsilon(
+            sum(e.count * (e.sample_rate / e.noise_multiplier) ** 2 for e in events) ** -0.5, delta
+        )
+
+    monkeypatch.setattr("fedsurrogate.common.privacy.accounting.pld_epsilon", closed_form)
+    spent = [GaussianEvent(2.0, 0.1, 5)]
+    for epsilon in (0.5, 4.0):
+        noise = calibrate(epsilon, 1e-5, count=2, spent=spent)
+        total = epsilon_spent([*spent, GaussianEvent(noise, count=2)], 1e-5)
+        assert total <= epsilon
+        assert total == pytest.approx(epsilon, rel=1e-7)
 
 
 def test_a_budget_that_the_looser_bound_cannot_see_is_calibrated_all_the_same() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import dp_accounting
@@ -13,10 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedsurrogate as fs
-from fedsurrogate.common.errors import RunError
+from fedsurrogate.client_app.governance.budget import Budget, Entry, Release, check_budget
+from fedsurrogate.client_app.governance.release import entry
+from fedsurrogate.client_app.methods.job import MethodOutput
+from fedsurrogate.common.errors import BudgetError, RunError
 from fedsurrogate.common.privacy.accounting import gaussian_noise_multiplier
 from fedsurrogate.common.privacy.mechanism import DISTRIBUTED_SUMS, SUMS
-from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.secure_aggregation.protocol import site_variances
 from fedsurrogate.common.secure_aggregation.rules import (
     local_epsilon,
@@ -120,6 +124,34 @@ def test_both_rounds_together_are_within_the_budget_by_dp_accounting(
     assert mechanism.noise.keys() == {"code", "totals", "sums", "squares"}
     multiplier = gaussian_noise_multiplier(epsilon, delta)
     assert first.noise_multiplier == pytest.approx(multiplier / 0.05**0.5)
+
+
+def charged(run: Run, number: int) -> Release:
+    return entry(run, "7", MethodOutput(b"", run.mechanism), number)
+
+
+def as_entry(release: Release) -> Entry:
+    return json.loads(json.dumps({"kind": "release", **vars(release)}, default=vars))
+
+
+@pytest.mark.parametrize(
+    ("course", "allowed"),
+    [([1, 2], True), ([2], True), ([1, 1], False), ([1, 2, 2], False), ([2, 1], False)],
+)
+def test_the_ledger_lets_each_round_out_once(course: list[int], allowed: bool) -> None:
+    """Two seconds, or a first after a second, are another plan than the settings'."""
+    run = parse_run(TIME | PRIVATE)
+    budget = Budget(2.0, 1e-5, 2.0)
+    entries: list[Entry] = []
+    *before, last = course
+    for number in before:
+        check_budget(entries, charged(run, number), budget)
+        entries.append(as_entry(charged(run, number)))
+    if allowed:
+        assert check_budget(entries, charged(run, last), budget) <= 2.0 * (1 + 1e-9)
+        return
+    with pytest.raises(BudgetError, match=r"only once|releases of one kind"):
+        check_budget(entries, charged(run, last), budget)
 
 
 def test_distributed_noise_of_each_round_is_that_of_the_claim() -> None:

@@ -283,6 +283,23 @@ ODD = st.one_of(
 )
 
 
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", KINDS)
+@searched
+@given(data=st.data())
+def test_one_outlier_record_changes_the_sum_by_the_clip_at_most(
+    kind: str, way: str, data: st.DataObject
+) -> None:
+    record = st.tuples(st.tuples(ODD, ODD, ODD), CELLS[kind])
+    rows = data.draw(st.lists(record, min_size=1, max_size=4))
+    x = torch.tensor([features for features, _ in rows])
+    values = torch.tensor([cells for _, cells in rows], dtype=torch.float64)
+    whole = summed(kind, x, values, 0.5, way)
+    without = summed(kind, x[1:], values[1:], 0.5, way)
+    assert whole.isfinite().all()
+    assert float((whole - without).norm()) <= 0.5
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @searched
 @given(data=st.data())
@@ -355,6 +372,22 @@ def test_cells_of_one_record_stay_at_the_site(tmp_path: Path) -> None:
     y[0] = torch.tensor([2.5, 1.0])
     with pytest.raises(DataError, match="one shows its record"):
         site_function(run.plan.combination)(job(run, tmp_path, "s", (x, y), training))
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"fedavg.model": "mlp"}, "has linear heads only; remove fedavg.model = 'mlp'"),
+        ({"method": "fedrep"}, "learns classes only"),
+        ({"method": "fedlambda"}, "learns classes only"),
+        ({"method": "scaffold", "fedavg.momentum": 0.5}, "assume no momentum"),
+        ({"method": "dp-fedavg"}, "needs a budget"),
+        ({"epsilon": 1.0, "delta": 1e-5}, "does not support it"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_the_start(more: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_run({"method": "fedavg"} | KINDS["labels"] | more)
 
 
 def test_a_target_without_a_loss_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
