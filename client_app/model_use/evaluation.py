@@ -43,6 +43,7 @@ from fedsurrogate.common.signed_models.gaussians import Gaussians, fit_gaussians
 from fedsurrogate.common.signed_models.signed_model import SignedModel
 from fedsurrogate.common.surrogates.covariances import eigen
 
+from ..audit.membership import attack_model
 from .calibration import (
     SCORES,
     Calibration,
@@ -118,6 +119,12 @@ Its decisions differ from those on the surrogate by {{ "%.1f" | format(100 * p.d
 <thead><tr><th>score</th><th class="number">median</th><th class="number">90 %</th><th class="number">95 %</th><th class="number">99 %</th></tr></thead><tbody>
 {% for score in ("mahalanobis", "relative") %}<tr><td style="overflow-wrap: break-word">{{ score }}</td>{% for level, value in e.out_of_distribution[score].items() %}<td class="number">{{ "%.4g" | format(value) }}</td>{% endfor %}</tr>{% endfor %}
 </tbody></table></div><p class="after quiet">Against {{ e.out_of_distribution.against }}. {% if e.out_of_distribution.abstained is not none %}The model abstains where the {{ e.calibration.score }} score is above {{ "%.4g" | format(e.calibration.abstain_above) }}: from {{ "%.1f" | format(100 * e.out_of_distribution.abstained) }} % of the judged records, which all metrics on this page count like the others.{% else %}--abstain 0.05 --store chooses a number from which the model abstains, so that one such record in twenty has no decision.{% endif %}</p></section>
+{% endif %}
+{% if e.membership %}
+<section class="card"><h2>Does the model show its training records?</h2><div class="scroll"><table>
+<thead><tr><th>attack by</th><th class="number">AUC</th><th>95 % interval</th></tr></thead><tbody>
+{% for name, a in e.membership.items() %}<tr><td>{{ name }}</td><td class="number">{{ "%.3f" | format(a.auc) }}</td><td>{{ "%.3f" | format(a.low) }} to {{ "%.3f" | format(a.high) }}</td></tr>{% endfor %}
+</tbody></table></div><p class="after quiet">This site's training records against these records, under the shared model. 0.5 is a guess.</p></section>
 {% endif %}
 <footer class="card"><dl>
 <dt>model</dt><dd>{{ e.model.name }}, method {{ e.model.method }}, run {{ e.model.run }}, {{ e.model.sites }} sites</dd>
@@ -349,6 +356,7 @@ def evaluate(
     wish: Wish = NOTHING,
     own: Classifier | None = None,
     gaussians: Gaussians | None = None,
+    trained: HeldOut | None = None,
 ) -> Evaluation:
     """Judge a model on held-out records.
 
@@ -361,6 +369,7 @@ def evaluate(
         wish: what to choose anew.
         own: the site's own version of the model; None for the shared one.
         gaussians: that this site has stored for a model without any.
+        trained: records that the shared model has learned from; given, it is attacked.
 
     Raises:
         ConfigError: for a wish or a calibration that does not fit.
@@ -387,6 +396,10 @@ def evaluate(
         model, classifier, held, calibration, wish, gaussians
     )
     content |= facts | {"calibration": asdict(calibration)}
+    if trained is not None:
+        sides = ((each.features, each.labels) for each in (trained, held))
+        found_by = attack_model(model.classifier, *sides)
+        content["membership"] = {name: asdict(each) for name, each in found_by.items()}
     return Evaluation(content, page_of(content), calibration, fitted, found)
 
 
