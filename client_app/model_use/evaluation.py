@@ -120,7 +120,7 @@ Its decisions differ from those on the surrogate by {{ "%.1f" | format(100 * p.d
 {% for score in ("mahalanobis", "relative") %}<tr><td style="overflow-wrap: break-word">{{ score }}</td>{% for level, value in e.out_of_distribution[score].items() %}<td class="number">{{ "%.4g" | format(value) }}</td>{% endfor %}</tr>{% endfor %}
 </tbody></table></div><p class="after quiet">Against {{ e.out_of_distribution.against }}. {% if e.out_of_distribution.abstained is not none %}The model abstains where the {{ e.calibration.score }} score is above {{ "%.4g" | format(e.calibration.abstain_above) }}: from {{ "%.1f" | format(100 * e.out_of_distribution.abstained) }} % of the judged records, which all metrics on this page count like the others.{% else %}--abstain 0.05 --store chooses a number from which the model abstains, so that one such record in twenty has no decision.{% endif %}</p></section>
 {% endif %}
-{% if e.membership %}
+{% if e.membership is defined %}
 <section class="card"><h2>Does the model show its training records?</h2><div class="scroll"><table>
 <thead><tr><th>attack by</th><th class="number">AUC</th><th>95 % interval</th></tr></thead><tbody>
 {% for name, a in e.membership.items() %}<tr><td>{{ name }}</td><td class="number">{{ "%.3f" | format(a.auc) }}</td><td>{{ "%.3f" | format(a.low) }} to {{ "%.3f" | format(a.high) }}</td></tr>{% endfor %}

@@ -66,7 +66,7 @@ def test_a_head_of_other_labels_than_the_true_ones_is_found_below_a_guess() -> N
     shown = torch.nn.functional.normalize(x)
     weight = torch.linalg.pinv(shown) @ torch.nn.functional.one_hot(y, 3).float() * 10
     assert attack_model(head(weight.T), (x, y), others)[LOSS].auc > 0.8
-    assert attack_model(head(-weight.T), (x, y), others)[LOSS].auc < 0.2
+    assert attack_model(head(-weight.T), (x, y), others)[LOSS].high < 0.5
     nothing = attack_model(head(torch.zeros(3, D)), (x, y), others)
     assert {name: each.auc for name, each in nothing.items()} == {LOSS: 0.5, NORM: 0.5}
 
@@ -87,7 +87,7 @@ def by_autograd(model: Classifier, features: Tensor, labels: Tensor) -> dict[str
         at = {name: each.detach().requires_grad_() for name, each in at.items()}
         loss = torch.nn.functional.cross_entropy(functional_call(body, at, (value,)), y[None])
         slopes = torch.autograd.grad(loss, list(at.values()))
-        found[LOSS].append(-float(loss))
+        found[LOSS].append(-float(loss.detach()))
         found[NORM].append(-float(sum(each.square().sum() for each in slopes) ** 0.5))
     return found
 
