@@ -48,7 +48,9 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=6000, help="of the attacker")
     parser.add_argument("--site-images", type=int, default=300, help="of the site")
     parser.add_argument("--steps", type=int, default=1200, help="of training, 64 images each")
-    parser.add_argument("--draws", type=int, default=10, help="images of each feature, as the paper")
+    parser.add_argument(
+        "--draws", type=int, default=10, help="images of each feature, as the paper"
+    )
     options = parser.parse_args()
     began, generator, model = time.process_time(), torch.Generator().manual_seed(0), backbone()
     own, hospital = read(model, options.images, "train"), read(model, options.site_images, "test")
@@ -81,7 +83,9 @@ def main() -> None:
     )
     seconds = round(time.process_time() - began)
     title = "FedPFT, table 6: images reconstructed from raw features, by who selects them"
-    report("reproduce-fedpft-table6", title, columns, rows, differs=differs, processor_seconds=seconds)
+    report(
+        "reproduce-fedpft-table6", title, columns, rows, differs=differs, processor_seconds=seconds
+    )
 
 
 if __name__ == "__main__":

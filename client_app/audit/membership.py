@@ -413,10 +413,11 @@ def success(ratios: Matrix, members: Mask, seed: int = 0) -> AttackResult:
         bootstrap_weights(most, None, RESAMPLES, seed + at)
         for at, most in enumerate((pairs, count))
     )
-    areas = [
-        ranking_samples(truth, scores, np.outer(np.repeat(each, pair), own).reshape(1, -1))[0].item()
+    drawn = (
+        np.outer(np.repeat(each, pair), own).reshape(1, -1)
         for each, own in zip(times, records, strict=True)
-    ]
+    )
+    areas = [ranking_samples(truth, scores, weights)[0].item() for weights in drawn]
     low, high = np.percentile(areas, [2.5, 97.5])
     false = np.logspace(-4, 0, 60)
     fixed = _rates(ratios, members, np.array([0.01, 0.001]))

@@ -68,7 +68,8 @@ def test_a_head_of_other_labels_than_the_true_ones_is_found_below_a_guess() -> N
     assert attack_model(head(weight.T), (x, y), others)[LOSS].auc > 0.8
     assert attack_model(head(-weight.T), (x, y), others)[LOSS].high < 0.5
     nothing = attack_model(head(torch.zeros(3, D)), (x, y), others)
-    assert {name: each.auc for name, each in nothing.items()} == {LOSS: 0.5, NORM: 0.5}
+    assert nothing[LOSS].auc == 0.5
+    assert nothing[NORM].low < 0.5 < nothing[NORM].high
 
 
 def by_autograd(model: Classifier, features: Tensor, labels: Tensor) -> dict[str, list[float]]:
