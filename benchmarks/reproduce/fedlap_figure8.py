@@ -21,7 +21,7 @@ from benchmarks.harness.results import report
 from benchmarks.harness.samples import feature_settings
 from benchmarks.harness.seeds import mean_and_deviation, over_seeds
 from benchmarks.reproduce.fedlap_tables import pairs
-from fedsurrogate.common.models.networks import build, split_input
+from fedsurrogate.client_app.audit.membership import model_scores
 from fedsurrogate.common.run import parse_run
 
 ROUNDS, EPSILON = 10, 10.18
@@ -45,27 +45,15 @@ def scores(data: Federation, run_settings: dict[str, Any]) -> tuple[list[Tensor]
     """For training and test records: the loss and the norm of the gradient of each (n, 2), and the
     accuracy in %.
     """
-    run = parse_run(data.named(run_settings))
-    training = federate(run, data).training
-    assert training is not None
-    kind = run.settings.fedlap.kind if run.settings.method == "fedlap" else run.settings.fedavg.kind
-    module = build(kind, training.inputs, len(data.classes), training.model)
+    model = federate(parse_run(data.named(run_settings)), data).model
+    assert model is not None
+    assert model.header.classes == data.classes
     rows, right = [], []
     for part in (joined([each.train for each in data.sites]), data.test):
-        body, values = split_input(module, part.features)
-
-        def loss(model: dict[str, Tensor], value: Tensor, label: Tensor, to: Any = body) -> Tensor:
-            logits = torch.func.functional_call(to, model, (value[None],))
-            return torch.nn.functional.cross_entropy(logits, label[None])
-
-        slopes, losses = torch.func.vmap(
-            torch.func.grad_and_value(loss), (None, 0, 0), chunk_size=250
-        )(training.model, values.float(), part.labels)
-        norms = torch.cat([each.flatten(1) for each in slopes.values()], 1).norm(dim=1)
-        rows.append(torch.stack([losses, norms], 1).detach())
-        with torch.no_grad():
-            found = torch.func.functional_call(body, training.model, (values.float(),)).argmax(1)
-        right.append(100 * float((found == part.labels).double().mean()))
+        found = model_scores(model, part.features, part.labels)
+        rows.append(-torch.stack(list(found.values()), 1))
+        correct, count = model.accuracy(part.features, data.classes, part.labels)
+        right.append(100 * correct / count)
     return rows, right
 
 

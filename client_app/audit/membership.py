@@ -13,18 +13,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy, one_hot
 
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.models.class_metrics import bootstrap_weights, ranking_samples
-from fedsurrogate.common.models.classifiers import (
-    Classifier,
-    Head,
-    Network,
-    class_indices,
-    scores_alone,
-)
+from fedsurrogate.common.models.classifiers import Classifier, Head, Network, class_indices
 from fedsurrogate.common.models.networks import build, split_input
 from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.privacy.gaussian_mechanism import clip, weigh_mean_over_columns
@@ -405,19 +398,18 @@ def success(ratios: Matrix, members: Mask, seed: int = 0) -> AttackResult:
     """
     from sklearn.metrics import roc_auc_score
 
-    pair = min(2, len(ratios))
-    pairs, count = len(ratios) // pair, members.shape[1]
-    truth, scores = members[: pair * pairs].ravel(), ratios[: pair * pairs].ravel()
+    k = min(2, len(ratios))
+    pairs, count = len(ratios) // k, members.shape[1]
+    truth, scores = members[: k * pairs].ravel(), ratios[: k * pairs].ravel()
     # How often each pair, and each record, is drawn.
     times, records = (
         bootstrap_weights(most, None, RESAMPLES, seed + at)
         for at, most in enumerate((pairs, count))
     )
-    drawn = (
-        np.outer(np.repeat(each, pair), own).reshape(1, -1)
+    areas = [
+        ranking_samples(truth, scores, np.outer(np.repeat(each, k), own).reshape(1, -1))[0].item()
         for each, own in zip(times, records, strict=True)
-    )
-    areas = [ranking_samples(truth, scores, weights)[0].item() for weights in drawn]
+    ]
     low, high = np.percentile(areas, [2.5, 97.5])
     false = np.logspace(-4, 0, 60)
     fixed = _rates(ratios, members, np.array([0.01, 0.001]))
@@ -773,25 +765,23 @@ def model_scores(model: Classifier, features: Tensor, labels: Tensor) -> dict[st
 
     Source: FedLAP-DP (Wang et al. 2024), section 6.6. Differs: no network is trained on the scores.
     """
-    logits = scores_alone(model, features)
+    logits = model.scores(features).double()
     scores = {"loss (black box)": -cross_entropy(logits, labels, reduction="none")}
-    match model:
-        case Head():
-            wrong = logits.softmax(1) - one_hot(labels, logits.shape[1])
-            inputs = model.prepare(features).double().square().sum(1) + 1
-            norms = wrong.norm(dim=1) * inputs.sqrt()
-        case Network():
-            module = build(model.kind, model.inputs, logits.shape[1], model.tensors)
-            body, values = split_input(module, model.framed(features).float())
+    if isinstance(model, Head):
+        wrong = (logits.softmax(1) - one_hot(labels, logits.shape[1])).norm(dim=1)
+        norms = wrong * (model.prepare(features).double().square().sum(1) + 1).sqrt()
+    elif isinstance(model, Network):
+        module = build(model.kind, model.inputs, logits.shape[1], model.tensors)
+        body, values = split_input(module, model.framed(features).float())
 
-            def loss(at: dict[str, Tensor], value: Tensor, label: Tensor) -> Tensor:
-                return cross_entropy(functional_call(body, at, (value[None],)), label[None])
+        def loss(at: dict[str, Tensor], value: Tensor, label: Tensor) -> Tensor:
+            return cross_entropy(torch.func.functional_call(body, at, value[None])[0], label)
 
-            each = vmap(grad(loss), (None, 0, 0), chunk_size=TOGETHER)
-            slopes = each(dict(model.tensors), values, labels).values()
-            norms = torch.cat([slope.flatten(1) for slope in slopes], 1).norm(dim=1).double()
-        case _:
-            return scores
+        each = torch.func.vmap(torch.func.grad(loss), (None, 0, 0), chunk_size=TOGETHER)
+        slopes = each(dict(model.tensors), values, labels).values()
+        norms = torch.cat([slope.flatten(1) for slope in slopes], 1).norm(dim=1).double()
+    else:
+        return scores
     return scores | {"norm of the gradient (white box)": -norms}
 
 
@@ -808,9 +798,6 @@ def attack_model(
     Returns:
         The success by name of the attack.
     """
-    mine, rest = model_scores(model, *members), model_scores(model, *others)
+    scores = model_scores(model, *(torch.cat(both) for both in zip(members, others, strict=True)))
     inside = np.arange(len(members[1]) + len(others[1]))[None] < len(members[1])
-    return {
-        name: success(torch.cat([scores, rest[name]]).numpy()[None], inside)
-        for name, scores in mine.items()
-    }
+    return {name: success(each.numpy()[None], inside) for name, each in scores.items()}

@@ -336,10 +336,8 @@ def evaluate(
     source = Source(*where, columns, known_only, bag_column, named.simulated)
     named.check_records(data_dir)
     held = held_out(signed, node, source)
-    trained = None
-    if attack:
-        own_records = replace(source, folder="", columns=())
-        trained = held_out(signed, node, own_records, "train")
+    own_records = replace(source, folder="", columns=())
+    trained = held_out(signed, node, own_records, "train") if attack else None
     own, gaussians = adapted_classifier(node, signed), own_gaussians(node, signed)
     evaluation = judge(signed, held, calibration, wished, own, gaussians, trained)
     _, page = evaluation.write(out)

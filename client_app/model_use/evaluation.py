@@ -120,17 +120,12 @@ Its decisions differ from those on the surrogate by {{ "%.1f" | format(100 * p.d
 {% for score in ("mahalanobis", "relative") %}<tr><td style="overflow-wrap: break-word">{{ score }}</td>{% for level, value in e.out_of_distribution[score].items() %}<td class="number">{{ "%.4g" | format(value) }}</td>{% endfor %}</tr>{% endfor %}
 </tbody></table></div><p class="after quiet">Against {{ e.out_of_distribution.against }}. {% if e.out_of_distribution.abstained is not none %}The model abstains where the {{ e.calibration.score }} score is above {{ "%.4g" | format(e.calibration.abstain_above) }}: from {{ "%.1f" | format(100 * e.out_of_distribution.abstained) }} % of the judged records, which all metrics on this page count like the others.{% else %}--abstain 0.05 --store chooses a number from which the model abstains, so that one such record in twenty has no decision.{% endif %}</p></section>
 {% endif %}
-{% if e.membership is defined %}
-<section class="card"><h2>Does the model show its training records?</h2><div class="scroll"><table>
-<thead><tr><th>attack by</th><th class="number">AUC</th><th>95 % interval</th></tr></thead><tbody>
-{% for name, a in e.membership.items() %}<tr><td>{{ name }}</td><td class="number">{{ "%.3f" | format(a.auc) }}</td><td>{{ "%.3f" | format(a.low) }} to {{ "%.3f" | format(a.high) }}</td></tr>{% endfor %}
-</tbody></table></div><p class="after quiet">This site's training records against these records, under the shared model. 0.5 is a guess.</p></section>
-{% endif %}
 <footer class="card"><dl>
 <dt>model</dt><dd>{{ e.model.name }}, method {{ e.model.method }}, run {{ e.model.run }}, {{ e.model.sites }} sites</dd>
 <dt>privacy</dt><dd>{% if e.model.privacy %}epsilon {{ e.model.privacy.epsilon }}, delta {{ e.model.privacy.delta }} ({{ e.model.privacy.mechanism }}){% else %}none{% endif %}</dd>
 <dt>features</dt><dd>{% for key, value in e.model.settings.items() %}{{ key }} = {{ value }}{{ "" if loop.last else ", " }}{% endfor %}; fingerprint {{ e.model.fingerprint[:16] }}</dd>
 <dt>decision</dt><dd>{% if e.calibration.threshold %}{{ e.calibration.positive }} from probability {{ "%.4g" | format(e.calibration.threshold) }}{% else %}the most probable class{% endif %}; temperature {{ "%.4g" | format(e.calibration.temperature) }}{% if e.calibration.note %} ({{ e.calibration.note }}){% endif %}</dd>
+{% for name, a in e.get("membership", {}).items() %}<dt>attack by {{ name }}</dt><dd>AUC {{ "%.3f" | format(a.auc) }} ({{ "%.3f" | format(a.low) }} to {{ "%.3f" | format(a.high) }}): training records of this site against these; 0.5 is a guess</dd>{% endfor %}
 </dl></footer>
 </main>
 </body>

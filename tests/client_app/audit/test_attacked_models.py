@@ -125,6 +125,6 @@ def test_a_site_attacks_the_shared_model_of_a_run_in_rounds(tmp_path: Path, meth
     assert f"attack by {NORM}: AUC 0." in done.stdout
     found = json.loads((tmp_path / "e" / "evaluation.json").read_text())["membership"]
     assert found.keys() == {LOSS, NORM}
-    assert "show its training records?" in (tmp_path / "e" / "evaluation.html").read_text()
+    assert f"attack by {NORM}" in (tmp_path / "e" / "evaluation.html").read_text()
     done = site("evaluate", run, "--out", tmp_path / "plain")
     assert "membership" not in json.loads((tmp_path / "plain" / "evaluation.json").read_text())
