@@ -13,13 +13,14 @@ test records, and the area under the attacker's curve with each score; 0.5 is a 
 from typing import Any
 
 import torch
+from rich.progress import track
 from torch import Tensor
 
 from benchmarks.harness.federation import Federation, federate, joined, load_seed
 from benchmarks.harness.options import described
 from benchmarks.harness.results import report
 from benchmarks.harness.samples import feature_settings
-from benchmarks.harness.seeds import mean_and_deviation, over_seeds
+from benchmarks.harness.seeds import mean_and_deviation
 from benchmarks.reproduce.fedlap_tables import pairs
 from fedsurrogate.client_app.audit.membership import model_scores
 from fedsurrogate.common.run import parse_run
@@ -91,18 +92,25 @@ def main() -> None:
     base = feature_settings("cifar10")
     whole = load_seed(base, 1, 0)
 
-    def one(seed: int, data: Federation, own: dict[str, Any]) -> list[float]:
-        rows, right = scores(data, {**base, **own, "seed": seed})
-        return right + attacked(seed, rows)
+    found: dict[tuple[str, str], list[list[float]]] = {row: [] for row in ROWS}
+    for seed in range(options.seeds):
+        data = pairs(whole, options.records, seed)
+        for row, own in track(ROWS.items(), description=f"seed {seed}"):
+            rows, right = scores(data, {**base, **own, "seed": seed})
+            found[row].append(right + attacked(seed, rows))
+        # After each seed, so that an interrupted run keeps what it has.
+        write(found, sum(data.sizes))
 
-    found = over_seeds(options.seeds, lambda seed: pairs(whole, options.records, seed), ROWS, one)
+
+def write(found: dict[tuple[str, str], list[list[float]]], records: int) -> None:
+    """Print and store the table of the seeds so far."""
     rows = [
         (*row, *map(mean_and_deviation, zip(*each, strict=True))) for row, each in found.items()
     ]
     columns = ("model", "epsilon", "on training records, %", "on test records, %")
     columns += tuple(f"AUC: {score}" for score in SCORES)
-    records = sum(pairs(whole, options.records, 0).sizes)
-    title = f"FedLAP figures 8 and 9, CIFAR-10 features, {records} records, {options.seeds} seeds"
+    seeds = len(next(iter(found.values())))
+    title = f"FedLAP figures 8 and 9, CIFAR-10 features, {records} records, {seeds} seeds"
     report("reproduce-fedlap-figure8", title, columns, rows)
 
 
