@@ -13,15 +13,16 @@ test records, and the area under the attacker's curve with each score; 0.5 is a 
 from typing import Any
 
 import torch
+from rich.progress import track
 from torch import Tensor
 
 from benchmarks.harness.federation import Federation, federate, joined, load_seed
 from benchmarks.harness.options import described
 from benchmarks.harness.results import report
 from benchmarks.harness.samples import feature_settings
-from benchmarks.harness.seeds import mean_and_deviation, over_seeds
+from benchmarks.harness.seeds import mean_and_deviation
 from benchmarks.reproduce.fedlap_tables import pairs
-from fedsurrogate.common.models.networks import build, split_input
+from fedsurrogate.client_app.audit.membership import model_scores
 from fedsurrogate.common.run import parse_run
 
 ROUNDS, EPSILON = 10, 10.18
@@ -45,27 +46,15 @@ def scores(data: Federation, run_settings: dict[str, Any]) -> tuple[list[Tensor]
     """For training and test records: the loss and the norm of the gradient of each (n, 2), and the
     accuracy in %.
     """
-    run = parse_run(data.named(run_settings))
-    training = federate(run, data).training
-    assert training is not None
-    kind = run.settings.fedlap.kind if run.settings.method == "fedlap" else run.settings.fedavg.kind
-    module = build(kind, training.inputs, len(data.classes), training.model)
+    model = federate(parse_run(data.named(run_settings)), data).model
+    assert model is not None
+    assert model.header.classes == data.classes
     rows, right = [], []
     for part in (joined([each.train for each in data.sites]), data.test):
-        body, values = split_input(module, part.features)
-
-        def loss(model: dict[str, Tensor], value: Tensor, label: Tensor, to: Any = body) -> Tensor:
-            logits = torch.func.functional_call(to, model, (value[None],))
-            return torch.nn.functional.cross_entropy(logits, label[None])
-
-        slopes, losses = torch.func.vmap(
-            torch.func.grad_and_value(loss), (None, 0, 0), chunk_size=250
-        )(training.model, values.float(), part.labels)
-        norms = torch.cat([each.flatten(1) for each in slopes.values()], 1).norm(dim=1)
-        rows.append(torch.stack([losses, norms], 1).detach())
-        with torch.no_grad():
-            found = torch.func.functional_call(body, training.model, (values.float(),)).argmax(1)
-        right.append(100 * float((found == part.labels).double().mean()))
+        found = model_scores(model, part.features, part.labels)
+        rows.append(-torch.stack(list(found.values()), 1))
+        correct, count = model.accuracy(part.features, data.classes, part.labels)
+        right.append(100 * correct / count)
     return rows, right
 
 
@@ -103,18 +92,25 @@ def main() -> None:
     base = feature_settings("cifar10")
     whole = load_seed(base, 1, 0)
 
-    def one(seed: int, data: Federation, own: dict[str, Any]) -> list[float]:
-        rows, right = scores(data, {**base, **own, "seed": seed})
-        return right + attacked(seed, rows)
+    found: dict[tuple[str, str], list[list[float]]] = {row: [] for row in ROWS}
+    for seed in range(options.seeds):
+        data = pairs(whole, options.records, seed)
+        for row, own in track(ROWS.items(), description=f"seed {seed}"):
+            rows, right = scores(data, {**base, **own, "seed": seed})
+            found[row].append(right + attacked(seed, rows))
+        # After each seed, so that an interrupted run keeps what it has.
+        write(found, sum(data.sizes))
 
-    found = over_seeds(options.seeds, lambda seed: pairs(whole, options.records, seed), ROWS, one)
+
+def write(found: dict[tuple[str, str], list[list[float]]], records: int) -> None:
+    """Print and store the table of the seeds so far."""
     rows = [
         (*row, *map(mean_and_deviation, zip(*each, strict=True))) for row, each in found.items()
     ]
     columns = ("model", "epsilon", "on training records, %", "on test records, %")
     columns += tuple(f"AUC: {score}" for score in SCORES)
-    records = sum(pairs(whole, options.records, 0).sizes)
-    title = f"FedLAP figures 8 and 9, CIFAR-10 features, {records} records, {options.seeds} seeds"
+    seeds = len(next(iter(found.values())))
+    title = f"FedLAP figures 8 and 9, CIFAR-10 features, {records} records, {seeds} seeds"
     report("reproduce-fedlap-figure8", title, columns, rows)
 
 

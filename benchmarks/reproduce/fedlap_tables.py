@@ -138,7 +138,7 @@ def pairs(whole: Federation, fraction: float, seed: int) -> Federation:
 
 def paper_settings(data: str, private: bool) -> dict[str, Any]:
     """FedLAP's settings in the paper, of the shipped preset."""
-    name = "fedlap-dp-cifar10" if private else f"fedlap-{data}"
+    name = "fedlap-dp-cifar10-paper" if private else f"fedlap-{data}"
     preset = tomllib.loads((ROOT / "server_app" / "preset_files" / f"{name}.toml").read_text())
     kept = {key: value for key, value in preset.items() if key.startswith("fedlap.")}
     # Budgets here are those of the table's columns, so the noise follows from them.

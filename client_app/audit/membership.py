@@ -1,5 +1,6 @@
 """Membership inference: the likelihood-ratio attack (LiRA) and RMIA, their success, the scores that
-they compare, and whether a claim of epsilon holds against them.
+they compare, and whether a claim of epsilon holds against them. And attacks on a model by the losses and
+gradients of records.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import cross_entropy, one_hot
 
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.models.class_metrics import bootstrap_weights, ranking_samples
-from fedsurrogate.common.models.classifiers import class_indices
+from fedsurrogate.common.models.classifiers import Classifier, Head, Network, class_indices
+from fedsurrogate.common.models.networks import build, split_input
 from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.privacy.gaussian_mechanism import clip, weigh_mean_over_columns
 from fedsurrogate.common.privacy.shares import weight_of
@@ -386,7 +389,7 @@ def success(ratios: Matrix, members: Mask, seed: int = 0) -> AttackResult:
     """How well scores separate members from others.
 
     The intervals draw records, and pairs of complementary releases, with replacement: records of a
-    release share its noise.
+    release share its noise. Of a single release they draw records alone.
 
     Args:
         ratios: scores (K, n).
@@ -395,15 +398,16 @@ def success(ratios: Matrix, members: Mask, seed: int = 0) -> AttackResult:
     """
     from sklearn.metrics import roc_auc_score
 
-    pairs, count = len(ratios) // 2, members.shape[1]
-    truth, scores = members[: 2 * pairs].ravel(), ratios[: 2 * pairs].ravel()
+    k = min(2, len(ratios))
+    pairs, count = len(ratios) // k, members.shape[1]
+    truth, scores = members[: k * pairs].ravel(), ratios[: k * pairs].ravel()
     # How often each pair, and each record, is drawn.
     times, records = (
         bootstrap_weights(most, None, RESAMPLES, seed + at)
         for at, most in enumerate((pairs, count))
     )
     areas = [
-        ranking_samples(truth, scores, np.outer(np.repeat(each, 2), own).reshape(1, -1))[0].item()
+        ranking_samples(truth, scores, np.outer(np.repeat(each, k), own).reshape(1, -1))[0].item()
         for each, own in zip(times, records, strict=True)
     ]
     low, high = np.percentile(areas, [2.5, 97.5])
@@ -741,3 +745,59 @@ def _added(name: str, code: Tensor, features: Tensor) -> Tensor:
         return code[:, :, None] * features[:, None]
     rows = {SQUARES: features, PRODUCTS: code}[name]
     return torch.stack([fold(torch.outer(row, row)) for row in rows])
+
+
+# Records whose gradients are computed at a time.
+TOGETHER = 250
+
+
+def model_scores(model: Classifier, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    """Scores of records under a model: minus the loss of each and, for a linear head or a network,
+    minus the norm of its gradient.
+
+    Args:
+        model: of classes.
+        features: of the records, (n, d).
+        labels: indices of its classes, (n,).
+
+    Returns:
+        Scores (n,), float64, by name of the attack, larger for members.
+
+    Source: FedLAP-DP (Wang et al. 2024), section 6.6. Differs: no network is trained on the scores.
+    """
+    logits = model.scores(features).double()
+    scores = {"loss (black box)": -cross_entropy(logits, labels, reduction="none")}
+    if isinstance(model, Head):
+        wrong = (logits.softmax(1) - one_hot(labels, logits.shape[1])).norm(dim=1)
+        norms = wrong * (model.prepare(features).double().square().sum(1) + 1).sqrt()
+    elif isinstance(model, Network):
+        module = build(model.kind, model.inputs, logits.shape[1], model.tensors)
+        body, values = split_input(module, model.framed(features).float())
+
+        def loss(at: dict[str, Tensor], value: Tensor, label: Tensor) -> Tensor:
+            return cross_entropy(torch.func.functional_call(body, at, value[None])[0], label)
+
+        each = torch.func.vmap(torch.func.grad(loss), (None, 0, 0), chunk_size=TOGETHER)
+        slopes = each(dict(model.tensors), values, labels).values()
+        norms = torch.cat([slope.flatten(1) for slope in slopes], 1).norm(dim=1).double()
+    else:
+        return scores
+    return scores | {"norm of the gradient (white box)": -norms}
+
+
+def attack_model(
+    model: Classifier, members: tuple[Tensor, Tensor], others: tuple[Tensor, Tensor]
+) -> dict[str, AttackResult]:
+    """Attack a model by the loss and the gradient of each record.
+
+    Args:
+        model: of classes.
+        members: features (n, d) and labels (n,) of records that it has learned from.
+        others: the same of records that it has not, of the same kind.
+
+    Returns:
+        The success by name of the attack.
+    """
+    scores = model_scores(model, *(torch.cat(both) for both in zip(members, others, strict=True)))
+    inside = np.arange(len(members[1]) + len(others[1]))[None] < len(members[1])
+    return {name: success(each.numpy()[None], inside) for name, each in scores.items()}

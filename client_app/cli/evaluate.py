@@ -7,7 +7,7 @@ The `site predict` command: a model on new images.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -278,6 +278,7 @@ def evaluate(
     temperature: Annotated[bool, typer.Option("--temperature")] = False,
     abstain: float = 0.0,
     score: OodScore | None = None,
+    attack: Annotated[bool, typer.Option("--attack")] = False,
     store: Annotated[bool, typer.Option("--store")] = False,
     as_json: Json = False,
 ) -> None:
@@ -303,6 +304,7 @@ def evaluate(
         abstain: Choose the score above which the model abstains, for this share of records, on half
             of them.
         score: The out-of-distribution score for --abstain.
+        attack: Do losses and gradients under the model tell this site's training records from these?
         store: Store thresholds, prevalence, temperature and the number of --abstain with the model.
     """
     from ..model_use.adaptation import adapted_classifier
@@ -326,6 +328,7 @@ def evaluate(
         "--positive": positive,
         "--threshold": threshold is not None,
         "--known-only": known_only,
+        "--attack": attack,
     }
     wished.check(signed.classifier, of_classes)
     columns = tuple(name.strip() for name in by.split(",") if name.strip())
@@ -333,8 +336,10 @@ def evaluate(
     source = Source(*where, columns, known_only, bag_column, named.simulated)
     named.check_records(data_dir)
     held = held_out(signed, node, source)
-    own = adapted_classifier(node, signed)
-    evaluation = judge(signed, held, calibration, wished, own, own_gaussians(node, signed))
+    own_records = replace(source, folder="", columns=())
+    trained = held_out(signed, node, own_records, "train") if attack else None
+    own, gaussians = adapted_classifier(node, signed), own_gaussians(node, signed)
+    evaluation = judge(signed, held, calibration, wished, own, gaussians, trained)
     _, page = evaluation.write(out)
     stored = None
     if store:
@@ -357,6 +362,9 @@ def evaluate(
             f"all sites sent {promise['promised']:.1%}"
         )
         console.print(text, style=None if promise["kept"] else "yellow")
+    for name, each in content.get("membership", {}).items():
+        limits = f"{each['low']:.3f} to {each['high']:.3f}"
+        console.print(f"attack by {name}: AUC {each['auc']:.3f} ({limits}); 0.5 is a guess")
     if evaluation.calibration.note:
         console.print(
             f"decision: {evaluation.calibration.note}" + ("" if store else "; --store keeps it")

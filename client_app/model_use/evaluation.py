@@ -43,6 +43,7 @@ from fedsurrogate.common.signed_models.gaussians import Gaussians, fit_gaussians
 from fedsurrogate.common.signed_models.signed_model import SignedModel
 from fedsurrogate.common.surrogates.covariances import eigen
 
+from ..audit.membership import attack_model
 from .calibration import (
     SCORES,
     Calibration,
@@ -124,6 +125,7 @@ Its decisions differ from those on the surrogate by {{ "%.1f" | format(100 * p.d
 <dt>privacy</dt><dd>{% if e.model.privacy %}epsilon {{ e.model.privacy.epsilon }}, delta {{ e.model.privacy.delta }} ({{ e.model.privacy.mechanism }}){% else %}none{% endif %}</dd>
 <dt>features</dt><dd>{% for key, value in e.model.settings.items() %}{{ key }} = {{ value }}{{ "" if loop.last else ", " }}{% endfor %}; fingerprint {{ e.model.fingerprint[:16] }}</dd>
 <dt>decision</dt><dd>{% if e.calibration.threshold %}{{ e.calibration.positive }} from probability {{ "%.4g" | format(e.calibration.threshold) }}{% else %}the most probable class{% endif %}; temperature {{ "%.4g" | format(e.calibration.temperature) }}{% if e.calibration.note %} ({{ e.calibration.note }}){% endif %}</dd>
+{% for name, a in e.get("membership", {}).items() %}<dt>attack by {{ name }}</dt><dd>AUC {{ "%.3f" | format(a.auc) }} ({{ "%.3f" | format(a.low) }} to {{ "%.3f" | format(a.high) }}): training records of this site against these; 0.5 is a guess</dd>{% endfor %}
 </dl></footer>
 </main>
 </body>
@@ -349,6 +351,7 @@ def evaluate(
     wish: Wish = NOTHING,
     own: Classifier | None = None,
     gaussians: Gaussians | None = None,
+    trained: HeldOut | None = None,
 ) -> Evaluation:
     """Judge a model on held-out records.
 
@@ -361,6 +364,7 @@ def evaluate(
         wish: what to choose anew.
         own: the site's own version of the model; None for the shared one.
         gaussians: that this site has stored for a model without any.
+        trained: records that the shared model has learned from; given, it is attacked.
 
     Raises:
         ConfigError: for a wish or a calibration that does not fit.
@@ -387,6 +391,10 @@ def evaluate(
         model, classifier, held, calibration, wish, gaussians
     )
     content |= facts | {"calibration": asdict(calibration)}
+    if trained is not None:
+        sides = ((each.features, each.labels) for each in (trained, held))
+        found_by = attack_model(model.classifier, *sides)
+        content["membership"] = {name: asdict(each) for name, each in found_by.items()}
     return Evaluation(content, page_of(content), calibration, fitted, found)
 
 

@@ -12,7 +12,12 @@ from benchmarks.harness.samples import sample_folder
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.settings.base import known_keys
 from fedsurrogate.common.settings.settings import Settings
-from fedsurrogate.server_app.runs.presets import preset_notes, preset_settings, presets
+from fedsurrogate.server_app.runs.presets import (
+    preset_notes,
+    preset_settings,
+    presets,
+    typed_settings,
+)
 from tests.documents import DOCS, ROOT
 
 # What each paper numbers: how many, or their names.
@@ -197,3 +202,20 @@ def test_presets_of_the_papers_have_what_these_state_and_say_how_they_differ(nam
         assert {key: getattr(own, key) for key in stated} == stated
     assert len([note for note in preset_notes(name) if note.startswith("Differs")]) > 3
     assert settings.max_share == 0 or settings.epsilon
+
+
+@pytest.mark.parametrize("data", ["digits", "features"])
+@pytest.mark.parametrize("name", STATED)
+def test_a_preset_of_a_paper_says_how_to_run_it_in_minutes(name: str, data: str) -> None:
+    """With settings that fit it, of a small run."""
+    (line,) = [
+        note
+        for note in preset_notes(name)
+        if re.search(rf"^In (minutes|seconds) on .*\b{data}\b", note)
+    ]
+    assert f"-c {name}" in line
+    small = re.findall(r"-c '(.*?)'", line)
+    run = parse_run(typed_settings([name, *small]))
+    assert run.rounds <= 6
+    assert run.settings.fedlap.width <= 32
+    assert run.settings.data == ("safetensors" if small and "DIR" in small[-1] else "digits")
