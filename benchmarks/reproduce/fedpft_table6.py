@@ -1,12 +1,11 @@
 """FedPFT, table 6: images reconstructed from raw features, and those that the attacker would pick.
 
-    python benchmarks/reproduce/_fedpft_table6.py           # six minutes of processor time
+    python benchmarks/reproduce/fedpft_table6.py            # six minutes of processor time
 
 The attack of fedpft_table3.py, with less training. From each feature the attacker draws several images.
 It picks the features whose images are most alike, by their mean SSIM in pairs, without the true images
 ("attacker"); "oracle" picks by the true SSIM. The first image of each feature is compared with the true
 one. A share of 1 % is the paper's, but of few images it is a handful; so there is a share of 10 %, too.
-No result is stored yet.
 """
 
 import time
