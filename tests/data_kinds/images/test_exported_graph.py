@@ -33,8 +33,7 @@ READ = [*deep_kinds(), *shallow_kinds()]
 def answer(graph: Any, pixels: Array) -> Array:
     """Probabilities (3,) of an image (height, width, 3) uint8, resized as the card says."""
     small = Image.fromarray(pixels).resize((SIDE, SIDE), Image.Resampling.BICUBIC)
-    images = np.array(small).transpose(2, 0, 1)[None].astype(np.float32)
-    found: Array = graph(images)[0]
+    found: Array = graph(np.array(small).transpose(2, 0, 1)[None])[0]
     return found
 
 
