@@ -134,8 +134,14 @@ def refuse_times(values: Array, what: str) -> None:
     if array.dtype.kind in ("m", "M"):
         raise DataError(f"{what} are dates or durations, {array.dtype}; {ADVICE}")
     kinds = {*map(type, array.ravel().tolist())} if array.dtype == object else {}
-    if any(map(_is_time_or_complex, kinds)) and array.ndim in (1, 2):
-        _of_objects(array, columns_of(values), f"{what} are {ACCEPTED}")
+    # pandas' NA and NaT are no numbers to scikit-learn, which then names neither place nor cause.
+    lost = {kind for kind in kinds if kind.__name__ in ("NAType", "NaTType")}
+    columns = columns_of(values)
+    if any(map(_is_time_or_complex, {*kinds} - lost)) and array.ndim in (1, 2):
+        _of_objects(array, columns, f"{what} are {ACCEPTED}")
+    for place, cell in np.ndenumerate(array) if lost else ():
+        if type(cell) in lost:
+            raise DataError(f"{_where(place, columns)} has no value; fill it in, or leave it out")
 
 
 def _is_time_or_complex(kind: type) -> bool:
@@ -166,16 +172,19 @@ def _of_objects(
                 raise TypeError
             numbers[place] = np.nan if is_missing(cell) else float(cell)
         except (TypeError, ValueError, OverflowError):
-            where = f"row {place[0]}"
-            if len(place) == 2:
-                column = place[1]
-                where += f", column {columns[column]!r}" if columns else f", column {column}"
+            where = _where(place, columns)
             times = hasattr(cell, "isoformat") or hasattr(cell, "total_seconds")
             todo = ADVICE if times else "leave such columns out, or code them as numbers"
             raise DataError(
                 f"{where} holds {type(cell).__name__} {str(cell)[:40]!r}; {accepted}; {todo}"
             ) from None
     return numbers
+
+
+def _where(place: tuple[int, ...], columns: Sequence[str]) -> str:
+    if len(place) < 2:
+        return f"row {place[0]}"
+    return f"row {place[0]}, column {columns[place[1]] if columns else place[1]!r}"
 
 
 def names_of(values: Array, count: int, what: str = "label", known: Sequence[str] = ()) -> Labels:

@@ -167,3 +167,16 @@ def test_classes_are_no_dates_durations_or_complex_numbers(kind: str) -> None:
     ):
         with pytest.raises((DataError, ValueError), match=r"durations|of type|row 0|[Cc]omplex"):
             ask()
+
+
+@pytest.mark.parametrize("missing", [pd.NA, pd.NaT])
+@pytest.mark.parametrize("row", [0, N - 1])
+def test_a_missing_value_of_pandas_is_named_by_its_place(missing: Any, row: int) -> None:
+    frame = pd.DataFrame(X, columns=[*"abc"]).astype(object)
+    frame.iloc[row, 1] = missing
+    texts = np.where(DIED, "yes", "no").astype(object)
+    with pytest.raises(DataError, match=f"row {row}, column 'b' has no value"):
+        fs.FederatedClassifier().fit(frame, texts)
+    texts[row] = missing
+    with pytest.raises(DataError, match=f"row {row} has no value"):
+        fs.FederatedClassifier().fit(X, texts)
