@@ -32,8 +32,8 @@ STATED = {
     "own mean": REMOVED,
     "own mean, weight 0.1": MEAN_ALONE,
     "own mean and length, weight 0.1": BOTH,
-    "steady own mean, weight 0.1": KEPT_OF_FEW,
-    "steady own mean, weight 0.1, and length, weight 0.2": KEPT,
+    "steady own mean 0.1": KEPT_OF_FEW,
+    "steady own mean 0.1, length 0.2": KEPT,
 }
 
 
