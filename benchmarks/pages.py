@@ -1,8 +1,8 @@
 """Pages of the results: for each file of benchmarks/results a page of Markdown beside it, with the
 title, the script's own description, the table and the machine; and a list of all.
 
-A page of the documentation may hold a short table of a result: the largest value for each row and
-column, between two marks, which this script writes anew.
+The README and a page of the documentation may hold a table of `_two_backbones.py`, or a short one of a
+result: the largest value for each row and column. This script writes what is between two marks anew.
 
     <!-- largest {worst loss} of searched-attacks by {hostile} of {sites} and epsilon {epsilon} -->
 
@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks._two_backbones import TABLES
 from benchmarks.harness.options import described
 from benchmarks.harness.results import RESULTS, stored
 from benchmarks.harness.samples import ROOT
@@ -48,6 +49,7 @@ MARKED = re.compile(
     r"\n\n).*?(?P<end><!-- end -->)",
     re.DOTALL,
 )
+NAMED = re.compile(r"(<!-- table (\S+) -->\n(\n?)).*?(<!-- end -->)", re.DOTALL)
 PAPERS, WAITING = BENCHMARKS / "reproduce" / "papers.toml", BENCHMARKS / "waiting.toml"
 LONGEST = 200  # Characters of a fact beside the table; longer ones are data.
 
@@ -250,7 +252,11 @@ def filled(text: str) -> str:
         made = largest(words["name"], words["value"], words["row"], words["column"])
         return f"{words['mark']}{made}\n{words['end']}"
 
-    return MARKED.sub(written, text)
+    def table(found: re.Match[str]) -> str:
+        mark, name, space, end = found.groups()
+        return f"{mark}{TABLES[name]()}{space}{end}"
+
+    return NAMED.sub(table, MARKED.sub(written, text))
 
 
 def pages() -> Iterator[tuple[Path, str]]:
@@ -261,9 +267,9 @@ def pages() -> Iterator[tuple[Path, str]]:
     yield RESULTS / "waiting.md", waiting_page()
     for name in names:
         yield RESULTS / f"{name}.md", page(name)
-    for document in sorted((ROOT / "docs").rglob("*.md")):
+    for document in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         text = document.read_text()
-        if MARKED.search(text):
+        if MARKED.search(text) or NAMED.search(text):
             yield document, filled(text)
 
 
