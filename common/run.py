@@ -396,10 +396,9 @@ class Run:
         own, section, trained = self.settings, self.plan.training.section, self.trained
         if section not in self.method.sections or isinstance(trained, DPCVAESettings):
             return
-        augment = getattr(trained, "augment", ())
-        if augment and trained.kind != "convnet":
+        if isinstance(trained, FedLAPSettings) and trained.augment and trained.kind != "convnet":
             raise ConfigError(
-                f"{section}.augment = {', '.join(augment)} works only with {section}.model "
+                f"{section}.augment = {', '.join(trained.augment)} works only with {section}.model "
                 "= 'convnet', which reads images; set that, or remove it"
             )
         if own.features.bag != "none" and trained.kind == "convnet":

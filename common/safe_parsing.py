@@ -66,15 +66,14 @@ def _count(message: Message, payload: bytes) -> None:
     while waiting:
         kind, at, end = waiting.pop()
         while at < end:
-            # Most numbers have one byte.
-            tag, at = (payload[at], at + 1) if payload[at] < 128 else varint(payload, at)
+            tag, at = varint(payload, at)
             wires, scalar, within = _fields(kind).get(tag >> 3, ((), False, None))
             wire, fields = tag & 7, fields + 1
             if wire not in wires:
                 raise DecodeError("a field that the schema does not know")
             start = at
             if wire == _LENGTH:
-                length, start = (payload[at], at + 1) if payload[at] < 128 else varint(payload, at)
+                length, start = varint(payload, at)
                 at = start + length
                 packed += length * scalar
                 if within is not None:
@@ -109,6 +108,9 @@ def varint(payload: bytes, at: int) -> tuple[int, int]:
     """A number and its end position. Raises IndexError at the end of the bytes, DecodeError for
     more than 64 bits.
     """
+    # Most numbers have one byte.
+    if (byte := payload[at]) < 128:
+        return byte, at + 1
     value = shift = 0
     while True:
         byte = payload[at]

@@ -80,12 +80,13 @@ def head_of(surrogates: list[AnySurrogate], run: Run) -> Head:
     return head
 
 
-def accuracy(columns: int, changed: dict[str, Any], **kind: float) -> float:
-    """Of a run of two sites with 1,500 records each."""
+def accuracy(columns: int, changed: dict[str, Any], size: float = 1.0, **kind: float) -> float:
+    """Of a run of two sites with 1,500 records each, whose features are multiplied by a size."""
     test, truth = records(2000, columns, 1000, **kind)
     run = parse_run(PRIVATE | {"sites": 2} | changed)
-    made = [sent(run, *records(1500, columns, i, **kind), str(i)) for i in range(2)]
-    return float((head_of(made, run).scores(test).argmax(1) == truth).double().mean())
+    parts = [records(1500, columns, i, **kind) for i in range(2)]
+    made = [sent(run, size * x, y, str(i)) for i, (x, y) in enumerate(parts)]
+    return float((head_of(made, run).scores(size * test).argmax(1) == truth).double().mean())
 
 
 # By columns, a share that the best head of all records has; DP-SGD of Opacus on columns scaled by public
@@ -100,11 +101,7 @@ def test_a_level_of_all_columns_is_seen_with_nothing_set(columns: int, least: fl
 @pytest.mark.parametrize("columns", [64, 192, 256, 512])
 @pytest.mark.parametrize("size", [0.01, 100.0])
 def test_it_is_seen_at_any_scale(columns: int, size: float) -> None:
-    data = [tuple(records(1500, columns, i, level=1.0)) for i in range(2)]
-    test, truth = records(2000, columns, 1000, level=1.0)
-    run = parse_run(PRIVATE | {"sites": 2, "epsilon": 8.0})
-    head = head_of([sent(run, size * x, y, str(i)) for i, (x, y) in enumerate(data)], run)
-    assert float((head.scores(size * test).argmax(1) == truth).double().mean()) > 0.75
+    assert accuracy(columns, {"epsilon": 8.0}, size, level=1.0) > 0.75
 
 
 @pytest.mark.parametrize(("columns", "least"), [(16, 0.75), (64, 0.95), (512, 0.98)])
