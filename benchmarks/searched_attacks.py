@@ -14,7 +14,13 @@ samples for ten components. The file is of one run: it is written anew after eve
 
 `--by-hospital` tells every lie of that file on the held-out seeds again, and measures what each honest
 hospital loses of test records like its own (its classes, and its style in PACS): the largest loss of
-one hospital, and the second largest, which is what the defence limits.
+one hospital, and the second largest, which is what the defence limits. The last columns are of the seed
+with the largest loss: in all test records, and as much of it as is in shared kinds: a class (in PACS of
+one style) of which two honest sites have ten records. In others one honest hospital, or none, stands
+against a false one: no rule without trusted data tells which is which.
+
+`--shared` searches for the lie that costs most in shared kinds, and tests these alone, on the first
+seeds that have 50 such test records.
 
     python benchmarks/searched_attacks.py
     python benchmarks/searched_attacks.py --by-hospital
@@ -54,6 +60,10 @@ PARTS = ("a third", "mirrored")
 COLUMNS = ("data", "sites", "hostile", "epsilon", "components", "seeds", "honest alone %")
 COLUMNS += ("same lie, none", "worst loss", "mean loss", "lie", "named", "accused", "lies tried")
 BY_HOSPITAL = (*COLUMNS[:6], "one hospital", "second hospital", "mean of one", "mean of second")
+BY_HOSPITAL += ("all records", "of kinds at two honest sites")
+# Records of a class, and in PACS of a style, with which a site knows a kind; and fewest test records of
+# shared kinds of a seed that is used.
+KNOWN, TESTED = 10, 50
 SETTINGS: dict[str, dict[str, Any]] = {
     "1": {},
     "10": {"fedpft.components": 10, "fedpft.samples-per-component": 3, "head.min-steps": 60}
@@ -168,7 +178,8 @@ class Federation:
         self, parts: list[Data], test: Data, hostile: int, settings: dict[str, Any]
     ) -> None:
         self.test, self.hostile = test, hostile
-        self.classes = tuple(str(index) for index in range(int(test[1].max()) + 1))
+        last = max(int(labels.max()) for _, labels in parts)
+        self.classes = tuple(str(index) for index in range(last + 1))
         self.runs = {
             rule: parse_run(settings | {"defence": rule, "deadline": 60.0})
             for rule in ("none", "auto")
@@ -209,16 +220,10 @@ class Federation:
         names = torch.tensor([int(name) for name in head.header.classes])
         return (names[head.scores(self.test[0]).argmax(1)] == self.test[1]).double()
 
-    def by_hospital(self, lie: Lie, mine: Sequence[Tensor]) -> list[float]:
-        """Points that each honest site loses of its own kind of records, the largest first.
-
-        Args:
-            lie: of the hostile sites.
-            mine: weights of the test records for each honest site, (n,).
-        """
+    def lost(self, lie: Lie) -> Tensor:
+        """Which test records (n,) a lie turns wrong: 1, or right: -1."""
         told = [*self.good, *(with_lie(each, lie) for each in self.bad)]
-        lost = self.right(self.good, "none") - self.right(told, "auto")
-        return sorted((100 * float(lost @ w / w.sum()) for w in mine), reverse=True)
+        return self.right(self.good, "none") - self.right(told, "auto")
 
     def worst(self, lies: Sequence[Lie], rule: str) -> list[tuple[float, Lie, set[str]]]:
         """The lies by their loss, the largest first, and who was suspected."""
@@ -293,36 +298,44 @@ PLAN = (
 )
 
 
-def like_own(place: str, parts: Sequence[Data], test: Data) -> list[Tensor]:
-    """For each site weights of the test records (n,): its classes, and its style in PACS."""
-    labels = test[1]
+def records_of_kind(place: str, parts: Sequence[Data], test: Data) -> tuple[Tensor, Tensor]:
+    """For each site and test record the site's records of the same kind, (S, n): a class, in PACS of the
+    site's style; and the test records of that kind, (n,).
+    """
+    labels, count = test[1], len(parts)
     styles = torch.zeros(len(labels))
     if place == "pacs":
         styles[len(stored("pacs-photo", "test")[1]) :] = 1
-    weights = []
-    for index, (_, own) in enumerate(parts):
-        style = float(place == "pacs" and index >= len(parts) - len(parts) // 2)
-        there = styles == style
-        classes = int(labels.max()) + 1
-        tested = torch.bincount(labels[there], minlength=classes).clamp_min(1)
-        share = torch.bincount(own, minlength=classes) / tested
-        weights.append(torch.where(there, share[labels], 0.0).double())
-    return weights
+    own = torch.stack([torch.bincount(y, minlength=int(labels.max()) + 1) for _, y in parts])
+    sketches = torch.tensor([place == "pacs" and i >= count - count // 2 for i in range(count)])
+    like = styles == sketches[:, None].float()
+    same = (labels == labels[:, None]) & (styles == styles[:, None])
+    return torch.where(like, own[:, labels], 0).double(), same.sum(1).double()
+
+
+def in_shared_kinds(records: Tensor) -> Tensor:
+    """The test records (n,) of whose kind two sites have enough, of `records_of_kind` of honest sites."""
+    return (records >= KNOWN).sum(0) >= 2
 
 
 def by_hospital(row: Sequence[Any]) -> tuple[Any, ...]:
     """What hospitals lose by the lie of a row, over its seeds."""
     place, count, hostile, epsilon, components = row[:5]
     make, alpha = PLACES[place]
-    found = []
+    lie, found = Lie.read(row[COLUMNS.index("lie")]), []
     for seed in HELD_OUT:
         parts, test = make(alpha, seed, count)
         own = Federation(parts, test, hostile, {"seed": seed} | kind_of(epsilon, components))
-        mine = like_own(place, parts, test)[: count - hostile]
-        found.append(own.by_hospital(Lie.read(row[COLUMNS.index("lie")]), mine))
+        lost, (records, tested) = 100 * own.lost(lie), records_of_kind(place, parts, test)
+        mine = records[: count - hostile]
+        each = sorted((float(lost @ (w / tested) / (w / tested).sum()) for w in mine), reverse=True)
+        shared = in_shared_kinds(mine).double()
+        found.append((*each[:2], float(lost.mean()), float((lost * shared).mean())))
     first, second = (max(each[at] for each in found) for at in (0, 1))
     means = (mean(each[at] for each in found) for at in (0, 1))
-    return (*row[:5], len(found), *(round(each, 1) for each in (first, second, *means)))
+    every, shared = max(each[2:] for each in found)
+    numbers = (first, second, *means, every, shared)
+    return (*row[:5], len(found), *(round(each, 1) for each in numbers))
 
 
 def kind_of(epsilon: str, components: str) -> dict[str, Any]:
@@ -332,15 +345,37 @@ def kind_of(epsilon: str, components: str) -> dict[str, Any]:
     return {"epsilon": float(epsilon), "delta": 1e-5, "fedpft.covariance": "spherical"}
 
 
-def row_of(place: str, count: int, hostile: int, epsilon: str, components: str) -> tuple[Any, ...]:
-    """The row of one kind of federation."""
+def row_of(
+    place: str, count: int, hostile: int, epsilon: str, components: str, shared: bool
+) -> tuple[Any, ...]:
+    """The row of one kind of federation.
+
+    Args:
+        place: the data.
+        count: of sites.
+        hostile: how many of them lie.
+        epsilon: or "none".
+        components: of a mixture.
+        shared: whether only records of shared kinds are tested.
+    """
     make, alpha = PLACES[place]
     kind, several = kind_of(epsilon, components), components != "1"
 
+    def data(seed: int) -> tuple[list[Data], Data]:
+        parts, (x, y) = make(alpha, seed, count)
+        if not shared:
+            return parts, (x, y)
+        of_kind = records_of_kind(place, parts, (x, y))[0][: count - hostile]
+        return parts, (x[tested := in_shared_kinds(of_kind)], y[tested])
+
     def federation(seed: int) -> Federation:
-        return Federation(*make(alpha, seed, count), hostile, {"seed": seed} | kind)
+        return Federation(*data(seed), hostile, {"seed": seed} | kind)
 
     seeds = HELD_OUT if hostile else (HONEST[:4] if several or place == "pacs" else HONEST)
+    searched = SEARCHED
+    if shared:
+        enough = (seed for seed in itertools.count() if len(data(seed)[1][1]) >= TESTED)
+        searched, *seeds = itertools.islice(enough, 1 + len(seeds))
     head = (place, count, hostile, epsilon, components, len(seeds))
     if not hostile:
         lost, alone, accused = [], [], 0
@@ -354,7 +389,7 @@ def row_of(place: str, count: int, hostile: int, epsilon: str, components: str) 
         return (*head, round(mean(alone), 1), *losses, "", accused, 0)
     steps = FEW_STEPS if several or epsilon != "none" else STEPS
     grid = [Lie(*each) for each in itertools.product(DIRECTIONS, steps, COUNTS)]
-    best = federation(SEARCHED).worst(grid, "auto")[:BEST]
+    best = federation(searched).worst(grid, "auto")[:BEST]
     lies = [more for _, lie, _ in best for more in variants(lie, several)]
     held_out = [federation(seed) for seed in seeds]
     found = [each.worst(lies, "auto")[0] for each in held_out]
@@ -375,6 +410,7 @@ def main() -> None:
     parser.add_argument("--name", default="searched-attacks", help="of the file of results")
     parser.add_argument("--dry-run", action="store_true", help="print rows and write no file")
     parser.add_argument("--by-hospital", action="store_true", help="what each hospital loses")
+    parser.add_argument("--shared", action="store_true", help="what shared kinds lose")
     options = parser.parse_args()
     if options.by_hospital:
         kept = [row for row in stored_rows(options.name)["rows"] if row[COLUMNS.index("lie")]]
@@ -389,14 +425,18 @@ def main() -> None:
         return
     have = (sample_folder() / "features").exists()
     rows = list[tuple[Any, ...]]()
+    name = f"{options.name}-shared" if options.shared else options.name
+    title = "worst loss that a search finds" + " in shared kinds" * options.shared
+    notes = {} if options.shared else SEEDS
     for place, sites, epsilon, components in PLAN:
+        count, hostile = map(int, sites.split("/"))
         chosen = not options.only or place == options.only
+        chosen &= not options.shared or (hostile > 0 and epsilon == "none")
         if chosen and (place.startswith("digits") or have):
-            count, _, hostile = sites.partition("/")
-            rows.append(row_of(place, int(count), int(hostile), epsilon, components))
+            rows.append(row_of(place, count, hostile, epsilon, components, options.shared))
             print(*rows[-1], sep="\t", flush=True)
             if not options.dry_run:
-                report(options.name, "worst loss that a search finds", COLUMNS, rows, **SEEDS)
+                report(name, title, COLUMNS, rows, **notes)
 
 
 # What was chosen and measured on which seeds.

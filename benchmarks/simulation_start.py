@@ -3,8 +3,9 @@ without what its start can do without; and the parts of the local one.
 
 Processor time of all processes of a run, those of Ray included, from Linux' /proc; other work on
 the machine changes it little. The command has nothing but its engine, in a new working folder; all
-share a home folder. Claim: with the local engine it takes at most 1.6 times the processor time of a
-process that imports torch, measured in the same run.
+share a home folder. Goal: with the local engine at most 1.6 times the processor time of a process that
+imports torch, measured in the same run. The report is drawn after the result is printed; a row says
+what has been used until then.
 """
 
 from __future__ import annotations
@@ -116,6 +117,7 @@ PARTS = (
     "report",
     "start and end of the process",
 )
+UNTIL = "local engine, until the result is printed"
 # Runs the command, and writes the processor seconds of its parts up to the report into a file.
 TIMED = """
 import json, time
@@ -134,7 +136,7 @@ def timed(name, holder, key):
             add(name, begin)
     setattr(holder, key, call)
 def drawn(folder, before=command._draw_report):
-    begin = now()
+    begin = spent["until"] = now()
     import matplotlib.figure
     add("import of matplotlib", begin)
     begin = now()
@@ -158,8 +160,10 @@ finally:
 """
 
 
-def parts() -> list[float]:
-    """Processor seconds of each of PARTS in one run with the local engine."""
+def parts() -> tuple[list[float], float]:
+    """Processor seconds of each of PARTS in one run with the local engine, and those of its process until
+    the result is printed.
+    """
     with tempfile.TemporaryDirectory() as folder:
         begun = used()
         file = Path(folder, "parts.json")
@@ -175,9 +179,10 @@ def parts() -> list[float]:
         )
         total = used() - begun
         spent = json.loads(file.read_text())
+    until = spent.pop("until")
     spent["run, without its metrics"] = spent.pop("run") - spent["metrics and their intervals"]
     spent["start and end of the process"] = total - sum(spent.values())
-    return [spent[name] for name in PARTS]
+    return [spent[name] for name in PARTS], until
 
 
 def main() -> None:
@@ -187,7 +192,7 @@ def main() -> None:
     options = parser.parse_args()
     chosen = [name for name in VARIANTS if not (options.local and "Flower" in name)]
     measurements: dict[str, list[tuple[float, Seconds, int]]] = {name: [] for name in chosen}
-    shares = []
+    shares, until = [], list[float]()
     with tempfile.TemporaryDirectory() as home:
         os.environ["HOME"] = home
         parts()  # matplotlib looks for fonts once.
@@ -195,7 +200,10 @@ def main() -> None:
             for name in chosen:
                 measurements[name].append(measured(*VARIANTS[name]))
                 print(name, measurements[name][-1], flush=True)
-            shares.append(parts())
+            found = parts()
+            shares.append(found[0])
+            until.append(found[1])
+    anchor = statistics.median(sum(kinds.values()) for _, kinds, _ in measurements[ANCHOR])
     spent = {
         name: sorted(sum(kinds.values()) for _, kinds, _ in runs)
         for name, runs in measurements.items()
@@ -205,13 +213,16 @@ def main() -> None:
             name,
             round(statistics.median(spent[name]), 2),
             *(round(spent[name][at], 2) for at in (0, -1)),
-            round(statistics.median(spent[name]) / statistics.median(spent[ANCHOR]), 2),
+            round(statistics.median(spent[name]) / anchor, 2),
             round(statistics.median(took for took, _, _ in runs), 1),
             runs[0][2],
             len(runs),
         ]
         for name, runs in measurements.items()
     ]
+    median = statistics.median(until)
+    numbers = (median, min(until), max(until), median / anchor)
+    rows.append([UNTIL, *(round(each, 2) for each in numbers), "", 1, len(until)])
     kinds = {name: runs[0][1] for name, runs in measurements.items()}
     columns = ["what", "processor s", "least", "most", "x import torch", "s", "processes", "runs"]
     load = round(os.getloadavg()[0], 1)

@@ -235,16 +235,20 @@ def sum_of_squares(covariance: Tensor | Factored) -> float:
     )
 
 
+# Fewest columns for which SciPy's BLAS and LAPACK are worth their import.
+FEWEST = 256
+
+
 def add_square(matrix: Tensor, factor: Tensor, weight: float) -> None:
-    """Add weight F F^T to the upper triangle of a matrix, on a processor in half the time of a
-    product.
+    """Add weight F F^T to the upper triangle of a matrix, where that takes long on a processor in half
+    the time of a product.
 
     Args:
         matrix: (d, d), float64. Its upper triangle is changed.
         factor: F, (d, r), float64.
         weight: of F F^T.
     """
-    if matrix.is_cuda:
+    if matrix.is_cuda or len(matrix) < FEWEST:
         matrix.addmm_(factor, factor.T, alpha=weight)
         return
     from scipy.linalg.blas import dsyrk
@@ -261,8 +265,6 @@ def from_upper(matrix: Tensor) -> Tensor:
     return upper + upper.triu(1).T
 
 
-# Fewest dimensions for which LAPACK's reduction is worth it.
-FEWEST = 8
 # A negative eigenvalue up to this share of the mean one is rounding that no shift in use turns into
 # more than a percent.
 NEGLIGIBLE = 5e-5

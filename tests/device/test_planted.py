@@ -90,7 +90,7 @@ def clipped() -> None:
 
 
 def solved() -> None:
-    solvers.lda(pooled(3, 12, "cuda"))
+    solvers.lda(pooled(3, tridiagonal.FEWEST, "cuda"))
 
 
 def extracted() -> None:
