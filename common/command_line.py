@@ -374,8 +374,10 @@ def _read_as_utf8() -> None:
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
-def _keep_objects() -> None:
-    """Leave all objects as they are at the end; Triton would report those that stay as leaked."""
+def keep_objects() -> None:
+    """Never look at the objects of now for garbage, also at the end; Triton would report those that stay
+    as leaked.
+    """
     if "triton" not in sys.modules:
         gc.freeze()
 
@@ -394,7 +396,7 @@ def run_command(app: Callable[[], object]) -> None:
     # The libraries make a million objects that stay: looking for garbage among them, also at the end
     # of the process, would take a quarter of a short command.
     gc.set_threshold(10_000)
-    atexit.register(_keep_objects)
+    atexit.register(keep_objects)
     try:
         app()
     except FedSurrogateError as error:

@@ -16,6 +16,7 @@ import typer
 from fedsurrogate.common.command_line import (
     Json,
     console,
+    keep_objects,
     new_app,
     print_table,
     run_command,
@@ -123,7 +124,7 @@ def simulate(
                     gc.disable()
                     from ..deployment.local_engine import simulate_here
 
-                    gc.freeze()
+                    keep_objects()
                     gc.enable()
                     folder = simulate_here(sites, settings, show, report=False)
         except Interrupted as stop:
