@@ -37,7 +37,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 def values(target: str, classes: Array, pacs: bool) -> Array:
     """Made-up numbers (n,) or labels (n, L) of records of classes (n,)."""
-    if target == "regression":
+    if target == "number":
         found: Array = np.log10(np.array(PACS_SIZES if pacs else METRES))[classes]
         return found
     groups = PACS_ATTRIBUTES if pacs else tuple(ATTRIBUTES.values())
@@ -78,7 +78,7 @@ def lies(target: str, site: Site, seed: int) -> dict[str, Site]:
     """What a hostile site may send in place of its records."""
     x, y = site
     mixed = np.random.default_rng(seed).permutation(len(y))
-    turned = -y if target == "regression" else 1 - y
+    turned = -y if target == "number" else 1 - y
     found = {
         "turned": (x, turned),
         "mixed": (x, y[mixed]),
@@ -86,7 +86,7 @@ def lies(target: str, site: Site, seed: int) -> dict[str, Site]:
         "turned, 3 times as long": (3 * x, turned),
         "turned, 10 times as many": (np.concatenate([x] * 10), np.concatenate([turned] * 10)),
     }
-    if target == "regression":
+    if target == "number":
         found["one value"] = (x, np.full_like(y, 2.5))
     return found
 
@@ -94,7 +94,7 @@ def lies(target: str, site: Site, seed: int) -> dict[str, Site]:
 def fitted(target: str, site: Site, name: str) -> fs.Surrogate:
     """What a site sends."""
     settings = dict(SETTINGS[target])
-    if target == "multilabel":
+    if target == "labels":
         settings["label_columns"] = ",".join(f"l{at}" for at in range(site[1].shape[1]))
     return fs.fit(*site, site=name, **settings)
 
@@ -102,7 +102,7 @@ def fitted(target: str, site: Site, name: str) -> fs.Surrogate:
 def score(sent: list[fs.Surrogate], target: str, test: Site, defence: str) -> float:
     """R², or mean AUROC, of the model on test records."""
     model = fs.learn(sent, defence=defence)
-    if target == "regression":
+    if target == "number":
         return float(r2_score(test[1], np.asarray(model.predict(test[0])).ravel()))
     answers = model.answers(test[0])
     found = [(at, answers[f"l{at}"]) for at in range(test[1].shape[1]) if f"l{at}" in answers]

@@ -9,7 +9,8 @@ result: the largest value for each row and column. This script writes what is be
     <!-- end -->
 
 The page `papers.md` has what benchmarks/reproduce/papers.toml lists of each paper, with our figures;
-`waiting.md` what benchmarks/waiting.toml lists of where people wait, with goals.
+`waiting.md` what benchmarks/waiting.toml lists of where people wait, with goals, and was tried without
+gain.
 
     PYTHONPATH=. python benchmarks/pages.py
 """
@@ -195,8 +196,8 @@ def papers_page() -> str:
 def waiting_page() -> str:
     """Where people wait: figures of several results, each with its goal."""
     header = ("where", "least", "median", "most", "goal", "measured by")
-    rows = []
-    for row in tomllib.loads(WAITING.read_text())["rows"]:
+    rows, listed = [], tomllib.loads(WAITING.read_text())
+    for row in listed["rows"]:
         found, result = row_named(row["result"], row["row"]), row["result"]
         figures = [found.get(row.get(name, "")) for name in ("least", "median", "most")]
         script = script_of(result).relative_to(BENCHMARKS).as_posix()
@@ -204,6 +205,7 @@ def waiting_page() -> str:
     return (
         f"# Where people wait\n\n{table(header, rows)}\nProcessor seconds and ratios; what is "
         "beside each in the same run stands on its page. This page is written by `benchmarks/pages.py`.\n"
+        "\n## Tried without gain\n\n" + "".join(f"- {each}\n" for each in listed["tried"])
     )
 
 
