@@ -41,7 +41,8 @@ def report(
         name: of the file, without its ending.
         title: of the table.
         columns: headings.
-        rows: a cell for each column; decimal numbers are printed with four digits.
+        rows: a cell for each column; decimal numbers are printed with four digits. One that is no number
+            is refused: what was to be measured was not.
         facts: further keys of the file.
     """
     table = Table(*columns, title=title)
@@ -51,7 +52,7 @@ def report(
     RESULTS.mkdir(exist_ok=True)
     head = {"title": title, "machine": machine(), "columns": list(columns)}
     content = head | {"rows": [list(row) for row in rows]} | facts
-    (RESULTS / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
+    (RESULTS / f"{name}.json").write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
     print(f"written to benchmarks/results/{name}.json")
 
 
