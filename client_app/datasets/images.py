@@ -328,7 +328,7 @@ def same_files(paths: Sequence[Path]) -> Tensor:
     )
 
 
-def same_bytes(contents: Callable[[int], bytes], count: int) -> Tensor:
+def same_bytes(contents: Callable[[int], bytes | Array], count: int) -> Tensor:
     """Group of each record by its bytes.
 
     Args:
@@ -357,9 +357,7 @@ def same_rows(x: Tensor) -> Tensor:
     if not x.numel():
         return torch.arange(len(x))
     rows = x.contiguous().view(torch.uint8).reshape(len(x), -1).numpy()
-    first: dict[bytes, int] = {}
-    keys = (hashlib.sha256(row).digest() for row in rows)
-    return torch.tensor([first.setdefault(key, row) for row, key in enumerate(keys)])
+    return same_bytes(rows.__getitem__, len(x))
 
 
 def once(records: Records, patients_protected: bool) -> Records:
