@@ -508,11 +508,10 @@ def values_of(column: Any, left: LeftOut) -> list[Any]:
     if isinstance(together, BaseException):
         together = [attempt(value.as_py) for value in column]
     plain = [None if isinstance(value, BaseException) else value for value in together]
-    return [_whole_number(value) for value in plain] if left.one_by_one else plain
-
-
-def _whole_number(value: Any) -> Any:
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    if not left.one_by_one:
+        return plain
+    whole = (isinstance(each, float) and each.is_integer() for each in plain)
+    return [int(each) if own else each for each, own in zip(plain, whole, strict=True)]
 
 
 # Endings of files that hold tables which no reader here takes.
