@@ -18,7 +18,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedsurrogate as fs
-from fedsurrogate.client_app.diagnostics.site_checks import check_site
 from fedsurrogate.client_app.features.site_features import load_site
 from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
 from fedsurrogate.common.data_report import (
@@ -211,19 +210,6 @@ def test_a_site_logs_its_report_once_and_again_only_if_it_changes(
     (messy / "train" / "b" / "._1.png").write_bytes(b"x")
     load_site(run, node, 100)
     assert sum(each.startswith("data ") for each in caplog.messages) == 1
-
-
-def test_the_doctor_prints_the_report(messy: Path, tmp_path: Path) -> None:
-    for chosen in (BACKBONE | {"classes": "a,b,absent"}, PRIVATE):
-        (data,) = (
-            each
-            for each in check_site(parse_run(chosen), hospital(tmp_path, messy))
-            if each.what == "data"
-        )
-        assert data.state == "WARN"
-        assert "1 folders of systems" in data.found
-        assert "no record of 'absent'" in data.found
-        assert "class 'absent'" in data.remedy
 
 
 @pytest.mark.parametrize("absent", ["absent", "cafe\u0301", "A"])
