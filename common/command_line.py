@@ -374,6 +374,12 @@ def _read_as_utf8() -> None:
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
+def _keep_objects() -> None:
+    """Leave all objects as they are at the end; Triton would report those that stay as leaked."""
+    if "triton" not in sys.modules:
+        gc.freeze()
+
+
 # A write names no file.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -388,8 +394,7 @@ def run_command(app: Callable[[], object]) -> None:
     # The libraries make a million objects that stay: looking for garbage among them, also at the end
     # of the process, would take a quarter of a short command.
     gc.set_threshold(10_000)
-    # All objects stay as they are at the end; Triton would report those that stay as leaked.
-    atexit.register(lambda: "triton" in sys.modules or gc.freeze())
+    atexit.register(_keep_objects)
     try:
         app()
     except FedSurrogateError as error:

@@ -323,7 +323,7 @@ def same_files(paths: Sequence[Path]) -> Tensor:
     )
 
 
-def same_bytes(contents: Callable[[int], bytes | Array], count: int) -> Tensor:
+def same_bytes(contents: Callable[[int], Any], count: int) -> Tensor:
     """Group of each record by its bytes.
 
     Args:
