@@ -288,4 +288,9 @@ def test_a_report_survives_its_message_and_adds_up(made: list[DataReport]) -> No
 def test_what_another_machine_sends_as_a_report_is_one_or_is_dropped(value: Any) -> None:
     found = reports_from(json.dumps(value))
     assert all(each == report_from(each.facts()) for each in found)
-    assert reports_from(json.dumps([value])) in ([], reports_from(json.dumps([value])))
+    whole = {"source": "s", "used": 1, "left_out": [], "warnings": []}
+    assert len(reports_from(json.dumps([whole]))) == 1
+    for count in (True, 1.0, "1", -1, 2**53):
+        assert reports_from(json.dumps([whole | {"used": count}])) == []
+    for texts in ("ab", {}, [1], ["a"] * 201):
+        assert reports_from(json.dumps([whole | {"warnings": texts}])) == []
