@@ -15,7 +15,6 @@ import tarfile
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
@@ -37,24 +36,6 @@ IN_STATE = (
 )  # fmt: skip
 IN_KIT = (".env", "*.yml", "site.sbatch", "README.md", "certificates/*", "policy/*")
 PIECE = 2**20
-
-
-@dataclass(frozen=True)
-class Restored:
-    """What a restoration has done.
-
-    Attributes:
-        node: settings of the restored site.
-        files: that were written.
-        kept: that were there already, outside the state folder, and stayed as they were.
-        refusals: why nothing leaves until a person has decided, one for each ledger; empty where all
-            agree with their check logs.
-    """
-
-    node: NodeConfig
-    files: list[Path]
-    kept: list[Path]
-    refusals: list[str]
 
 
 def write_backup(file: Path, kit: Path | None, settings: dict[str, Any]) -> int:
@@ -132,7 +113,9 @@ def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
     archive.addfile(entry, io.BytesIO(content))
 
 
-def restore_backup(file: Path, kit: Path | None) -> Restored:
+def restore_backup(
+    file: Path, kit: Path | None
+) -> tuple[NodeConfig, list[Path], list[Path], list[str]]:
     """Restore a backup into an empty state folder, and hold its ledgers against their check logs.
 
     Files of the kit, and of the policy, that are there stay as they are.
@@ -140,6 +123,11 @@ def restore_backup(file: Path, kit: Path | None) -> Restored:
     Args:
         file: the backup.
         kit: the folder of the kit, to make if it is missing; None for where the site was.
+
+    Returns:
+        The settings of the restored site; the files that were written; those that were there already,
+        outside the state folder, and stayed as they were; and why nothing leaves until a person has
+        decided, one for each ledger, empty where all agree with their check logs.
 
     Raises:
         ConfigError: and the state folder is as it was: the backup cannot be read, the state folder has
@@ -189,7 +177,7 @@ def restore_backup(file: Path, kit: Path | None) -> Restored:
             ledger.check()
         except LedgerError as error:
             refusals.append(str(error))
-    return Restored(node, written, kept, refusals)
+    return node, written, kept, refusals
 
 
 def _checked(archive: tarfile.TarFile, file: Path) -> dict[str, Any]:

@@ -4,9 +4,7 @@ with raw features.
 
 from __future__ import annotations
 
-import json
 import math
-import struct
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -203,19 +201,12 @@ def find_dimension(settings: Settings) -> int:
     """
     if settings.data == "safetensors" and settings.dataset:
         path = Path(settings.data_dir).expanduser() / f"{settings.dataset[0]}-train.safetensors"
+        from safetensors import SafetensorError, safe_open
+
         try:
-            with path.open("rb") as file:
-                (length,) = struct.unpack("<Q", file.read(8))
-                return int(json.loads(file.read(length))["x"]["shape"][1])
-        except (
-            OSError,
-            ValueError,
-            TypeError,
-            LookupError,
-            OverflowError,
-            MemoryError,
-            struct.error,
-        ):
+            with safe_open(path, "np") as content:
+                return int(content.get_slice("x").get_shape()[1])
+        except (OSError, SafetensorError, LookupError):
             raise ConfigError(
                 f"cannot read the feature dimension from {path}; give --dimension"
             ) from None

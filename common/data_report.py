@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, TypeAdapter
 
 # Its name among the values of a message.
 DATA = "data-report"
@@ -13,6 +15,14 @@ DATA = "data-report"
 MOST_SHOWN = 6
 # Of a report in a message: the most reasons, and characters of a text.
 MOST, LONGEST = 200, 1000
+
+
+def _shortened(text: object) -> object:
+    return text[:LONGEST].encode(errors="replace").decode() if isinstance(text, str) else text
+
+
+Text = Annotated[str, BeforeValidator(_shortened)]
+Number = Annotated[int, Field(strict=True, ge=0, lt=2**53)]
 
 
 @dataclass(frozen=True)
@@ -24,8 +34,8 @@ class Loss:
         count: their number.
     """
 
-    why: str
-    count: int
+    why: Text
+    count: Number
 
 
 @dataclass(frozen=True)
@@ -40,11 +50,11 @@ class DataReport:
         bags: how many images are in how many bags, where records are bags; empty otherwise.
     """
 
-    source: str
-    used: int
-    left_out: tuple[Loss, ...] = ()
-    warnings: tuple[str, ...] = ()
-    bags: str = ""
+    source: Text
+    used: Number
+    left_out: Annotated[tuple[Loss, ...], Field(max_length=MOST)] = ()
+    warnings: Annotated[tuple[Text, ...], Field(max_length=MOST)] = ()
+    bags: Text = ""
 
     @property
     def lost(self) -> int:
@@ -114,7 +124,7 @@ def _some(texts: Sequence[str]) -> str:
     return "; ".join(texts[:MOST_SHOWN]) + more
 
 
-def report_from(facts: Any) -> DataReport:
+def report_from(facts: object) -> DataReport:
     """A report from JSON that another program wrote.
 
     Args:
@@ -123,29 +133,7 @@ def report_from(facts: Any) -> DataReport:
     Raises:
         ValueError: for anything else.
     """
-    if not isinstance(facts, dict):
-        raise ValueError("a data report is a table")
-    losses, warnings = facts.get("left_out"), facts.get("warnings")
-    if not (isinstance(losses, list | tuple) and isinstance(warnings, list | tuple)):
-        raise ValueError("a data report lists what is left out, and warnings")
-    if max(len(losses), len(warnings)) > MOST or not all(isinstance(each, dict) for each in losses):
-        raise ValueError(f"a data report lists at most {MOST} reasons")
-    return DataReport(
-        _text(facts.get("source")),
-        _number(facts.get("used")),
-        tuple(Loss(_text(each.get("why")), _number(each.get("count"))) for each in losses),
-        tuple(map(_text, warnings)),
-        _text(facts.get("bags", "")),
-    )
+    return _REPORT.validate_python(facts)
 
 
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise ValueError("a data report holds a text that is none")
-    return value[:LONGEST].encode(errors="replace").decode()
-
-
-def _number(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**53:
-        raise ValueError("a data report holds a number that is none")
-    return value
+_REPORT = TypeAdapter(DataReport)

@@ -113,24 +113,22 @@ def put_in_place(temporary: Path, file: Path, *, durable: bool = True) -> None:
 
 
 @contextmanager
-def replacing(file: Path, *, mode: int, durable: bool = True) -> Iterator[Path]:
+def replacing(file: Path, *, mode: int) -> Iterator[Path]:
     """The same for content that a library writes by name: yields a temporary file, which replaces
     `file` at the end.
 
     Args:
         file: as for `replace_file`.
         mode: permissions of the file, exactly; libraries differ in what they give.
-        durable: as for `replace_file`.
     """
     temporary = _temporary(file)
     # Not readable by others while it is written, whatever mode the library would give.
     os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, OWNER_ONLY))
     try:
         yield temporary
-        if durable:
-            _flush(temporary)
+        _flush(temporary)
         temporary.chmod(mode)
-        put_in_place(temporary, file, durable=durable)
+        put_in_place(temporary, file)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise

@@ -15,6 +15,7 @@ from wsgiref.simple_server import make_server
 
 from .errors import ConfigError
 from .extras import needed_for
+from .flower.environment import is_loopback
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -139,7 +140,7 @@ def serve_page(
         from prometheus_client import CollectorRegistry, make_wsgi_app
         from prometheus_client.exposition import ThreadingWSGIServer, _SilentHandler
 
-    if not (exposed or is_loopback(host)):
+    if not (exposed or is_loopback(f"[{host}]:")):
         raise ConfigError(
             f"--listen {host!r}: other machines reach this address, and no password protects it; "
             "listen on 127.0.0.1, or add --exposed and allow only your monitoring to reach it"
@@ -195,28 +196,3 @@ def is_named(header: str, host: str) -> bool:
         return bool(ipaddress.ip_address(name))
     # A name without a dot is of this machine or of its own network.
     return "." not in name or name.casefold() == host.casefold()
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address.
-
-    Args:
-        host: a name or an address; empty for all addresses of this machine.
-
-    Returns:
-        Whether all its addresses are of the loopback.
-
-    Raises:
-        ConfigError: for a name that has no address.
-
-    Example:
-        >>> is_loopback("127.0.0.1"), is_loopback("0.0.0.0")
-        (True, False)
-    """
-    try:
-        addresses = {str(entry[4][0]) for entry in socket.getaddrinfo(host or "0.0.0.0", None)}
-    except OSError as error:
-        raise ConfigError(
-            f"--listen {host!r}: not an address of this machine ({error.strerror})"
-        ) from None
-    return all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in addresses)

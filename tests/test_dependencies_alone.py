@@ -119,10 +119,12 @@ def test_a_simulation_runs_on_digits_and_on_stored_features(alone: Run, tmp_path
     done = alone(*COORDINATOR, "simulate", "--json", "-c", settings)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["accuracy"]["model"] > 0.9
-    done = alone(*COORDINATOR, "simulate", "--engine", "flower", "-c", settings)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "error: --engine flower needs the package ray" in done.stderr
-    assert "use --engine local" in done.stderr
+    # Options that only Flower's simulation has ask for it.
+    for wanted in (("--engine", "flower"), ("--parallel", "1"), ("--gpus", "0.5")):
+        done = alone(*COORDINATOR, "simulate", *wanted, "-c", settings)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "error: --engine flower needs the package ray" in done.stderr
+        assert "use --engine local" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -299,7 +299,8 @@ def metrics(
     Args:
         runtime: The socket of `site node`: the running `site app` then gives the figures.
     """
-    from fedsurrogate.common.metrics_page import MachineCollector, is_loopback, serve_page
+    from fedsurrogate.common.flower.environment import is_loopback
+    from fedsurrogate.common.metrics_page import MachineCollector, serve_page
 
     from ..diagnostics.site_checks import USER
 
@@ -309,7 +310,7 @@ def metrics(
         serve_page((site, machine), host, port, exposed, USER) as url,
     ):
         console.print(f"{url} reports this site; Ctrl-C ends it")
-        if not is_loopback(host):
+        if not is_loopback(f"[{host}]:"):
             warning = "other machines can read this site's budget and the state of its data"
             allow = "allow only your monitoring to reach this port"
             stderr_console().print(f"warning: {warning}: {allow}", style="yellow")

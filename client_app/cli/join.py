@@ -147,7 +147,7 @@ def _with_classes(kit: Kit, node: NodeConfig, asks: bool) -> Kit:
     from ..kit import keep
 
     try:
-        names = classes_to_confirm(node, list_data(node).classes)
+        names = classes_to_confirm(node, list_data(node)[1])
     except (DataError, OSError):
         return kit  # The doctor reports it.
     if not names:

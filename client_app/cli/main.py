@@ -135,6 +135,7 @@ def show(node_config: Node, as_json: Json = False) -> None:
     """
     from fedsurrogate.common.run import parse_run
 
+    from ..governance.budget import non_private_releases
     from ..governance.gate import open_gate
     from ..governance.policy import PUBLIC_KINDS, policy_of
     from ..governance.release import verdict
@@ -155,7 +156,7 @@ def show(node_config: Node, as_json: Json = False) -> None:
         "delta_total": policy.delta_total or 2 * policy.delta,
         "runs_left": found.runs_left,
         "refusal": found.refusal,
-        "without_privacy": gate.ledger.non_private_releases(),
+        "without_privacy": non_private_releases(entries),
         "entries": entries,
     }
     if as_json:

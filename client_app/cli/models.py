@@ -65,21 +65,21 @@ def restore(
     """
     from ..backup import restore_backup
 
-    found = restore_backup(file, kit)
-    console.print(f"restored {len(found.files)} files; the state is in {found.node.state}")
-    if found.kept:
+    node, files, kept, refusals = restore_backup(file, kit)
+    console.print(f"restored {len(files)} files; the state is in {node.state}")
+    if kept:
         console.print(
-            f"{len(found.kept)} files of settings were there and stay as they are: "
-            f"{', '.join(sorted(each.name for each in found.kept))}"
+            f"{len(kept)} files of settings were there and stay as they are: "
+            f"{', '.join(sorted(each.name for each in kept))}"
         )
-    if not found.refusals:
-        if any(each.suffix == ".jsonl" for each in found.files):
+    if not refusals:
+        if any(each.suffix == ".jsonl" for each in files):
             console.print("the ledger agrees with its check log: nothing has left since")
         else:
             console.print("no ledger is in it: none was open")
         return
     raise ConfigError(
-        f"{'; '.join(found.refusals)}\nThe releases since this backup are missing. Look up what they cost, at "
+        f"{'; '.join(refusals)}\nThe releases since this backup are missing. Look up what they cost, at "
         "the coordinator or in old logs, and type `site ledger reopen --keep` with this site's --node-config"
     )
 

@@ -348,8 +348,8 @@ def _all_images(name: str, records: Records) -> Dataset:
         labels=labels,
         classes=(),
         is_train=labels >= 0,
-        whole=None if found is None else _all_images(name, found.records),
-        rows=None if found is None else found.rows,
+        whole=None if found is None else _all_images(name, found[0]),
+        rows=None if found is None else found[1],
     )
 
 

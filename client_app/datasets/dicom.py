@@ -99,8 +99,8 @@ def each_frame(records: Records, images: Sequence[DicomImage]) -> Records:
     owners = [file for file, count in enumerate(counts) for _ in range(count)]
     starts = [0, *accumulate(counts)]
     places = [(images[file].path, at - starts[file]) for at, file in enumerate(owners)]
-    whole = records if records.found is None else records.found.records
-    files = range(len(images)) if records.found is None else records.found.rows.tolist()
+    whole = records if records.found is None else records.found[0]
+    files = range(len(images)) if records.found is None else records.found[1].tolist()
     rows = [at for at, file in enumerate(files) for _ in range(counts[file])]
     every = Records(
         [""] * len(places),

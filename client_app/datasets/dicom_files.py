@@ -362,7 +362,8 @@ def open_dicom(file: Path, frame: int = 0) -> Image.Image:
         _take_from_groups(header, frame)
         if header.get("RescaleSlope") == 0:
             raise DataError("its Rescale Slope is 0, which makes all pixels one value")
-        shown = _colour(values, header) if _in_colour(values, header) else _grey(values, header)
+        coloured = values.ndim == 3 or header.PhotometricInterpretation == "PALETTE COLOR"
+        shown = _colour(values, header) if coloured else _grey(values, header)
     except MemoryError:
         raise
     except BaseException as error:
@@ -392,10 +393,6 @@ def _check_kind(header: Dataset) -> None:
         raise DataError(
             f"its Photometric Interpretation {kind!r} is retired and cannot be converted"
         )
-
-
-def _in_colour(values: Array, header: Dataset) -> bool:
-    return values.ndim == 3 or header.PhotometricInterpretation == "PALETTE COLOR"
 
 
 def _colour(values: Array, header: Dataset) -> Array:

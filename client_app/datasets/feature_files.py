@@ -376,14 +376,9 @@ def slide_column(table: Path) -> str:
     )
 
 
-def is_feature_file(file: Path) -> bool:
-    """Whether a file may hold the features of a slide, by its name."""
-    return file.suffix.lower() in SUFFIXES
-
-
 def feature_files(root: Path) -> list[Path]:
     """Files of features at any depth, sorted."""
-    return FolderWalk(is_feature_file, frozenset(SUFFIXES)).files(root)
+    return FolderWalk(lambda file: file.suffix.lower() in SUFFIXES, frozenset(SUFFIXES)).files(root)
 
 
 def files_of(root: Path, given: Sequence[str]) -> tuple[list[list[Path]], list[str]]:

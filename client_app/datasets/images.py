@@ -25,7 +25,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -161,7 +161,7 @@ def as_rgb(image: Image.Image) -> Image.Image:
     rgb = image if image.mode == "RGB" else image.convert("RGB")
     if halved:
         # 16 bits for each colour, of which Pillow keeps the high byte.
-        _refuse_dark(256 * max(high for _, high in _extrema(rgb)) + 255, 16)
+        _refuse_dark(256 * max(high for _, high in cast(Any, rgb.getextrema())) + 255, 16)
     return _upright(image, rgb)
 
 
@@ -175,11 +175,6 @@ def _upright(image: Image.Image, rgb: Image.Image) -> Image.Image:
 def _waiting(image: Image.Image) -> tuple[Any, ...]:
     """The parts of a file that Pillow has opened, and not decoded yet; none of other images."""
     return tuple(getattr(image, "tile", ()))
-
-
-def _extrema(rgb: Image.Image) -> tuple[tuple[int, int], ...]:
-    found: Any = rgb.getextrema()
-    return tuple(found)
 
 
 def _choose_single(image: Image.Image) -> None:
@@ -328,7 +323,7 @@ def same_files(paths: Sequence[Path]) -> Tensor:
     )
 
 
-def same_bytes(contents: Callable[[int], bytes], count: int) -> Tensor:
+def same_bytes(contents: Callable[[int], Any], count: int) -> Tensor:
     """Group of each record by its bytes.
 
     Args:
@@ -357,9 +352,7 @@ def same_rows(x: Tensor) -> Tensor:
     if not x.numel():
         return torch.arange(len(x))
     rows = x.contiguous().view(torch.uint8).reshape(len(x), -1).numpy()
-    first: dict[bytes, int] = {}
-    keys = (hashlib.sha256(row).digest() for row in rows)
-    return torch.tensor([first.setdefault(key, row) for row, key in enumerate(keys)])
+    return same_bytes(rows.__getitem__, len(x))
 
 
 def once(records: Records, patients_protected: bool) -> Records:

@@ -128,10 +128,6 @@ def open_regular(path: Path) -> BufferedReader:
     return file
 
 
-def _numbered(row: int) -> str:
-    return f"row {row + 1}"
-
-
 class LeftOut:
     """Unusable records that a reader found.
 
@@ -158,7 +154,7 @@ class LeftOut:
         self.rows: set[int] = set()
         self.reasons: list[Loss] = []
         self.warnings: list[str] = []
-        self.place: Callable[[int], str] = _numbered
+        self.place: Callable[[int], str] = lambda row: f"row {row + 1}"
 
     def where(self, rows: Collection[int]) -> str:
         """Where the first of some rows is, such as "line 3"; empty without any.

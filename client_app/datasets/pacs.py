@@ -179,19 +179,8 @@ def search(client: Any, query: Mapping[str, str]) -> list[Study]:
     return [studies[uid] for uid in sorted(studies)]
 
 
-@dataclass(frozen=True)
-class StudyLabels:
-    """A table of labels.
-
-    Attributes:
-        file: the table.
-        key: its column that names studies.
-        values: of this column.
-    """
-
-    file: Path
-    key: str
-    values: frozenset[str]
+# A table of labels, its column that names studies, and the values of this column.
+StudyLabels = tuple[Path, str, frozenset[str]]
 
 
 def read_labels(file: Path) -> StudyLabels:
@@ -210,7 +199,7 @@ def read_labels(file: Path) -> StudyLabels:
             f"'{file}' names images by {key!r}, which is not known before they come; name studies by "
             f"{', '.join(KEYS)}, and remove that column"
         )
-    return StudyLabels(file, key, frozenset(map(name_or_blank, columns[key])) - {""})
+    return file, key, frozenset(map(name_or_blank, columns[key])) - {""}
 
 
 def fetch(
@@ -241,13 +230,13 @@ def fetch(
     except Timeout:
         raise ConfigError(f"another command copies studies into '{folder}'; wait for it") from None
     try:
-        own = folder / labels.file.name
+        own = folder / labels[0].name
         if others := [each.name for each in find_tables(folder) if each != own]:
             raise DataError(
                 f"'{folder}' has the table {others[0]!r}; a data set has one, remove it"
             )
-        if own.resolve() != labels.file.resolve():
-            replace_file(own, labels.file.read_bytes())
+        if own.resolve() != labels[0].resolve():
+            replace_file(own, labels[0].read_bytes())
         failures = 0
         for study in studies:
             failures = failures + 1 if _take(client, study, labels, folder) else 0
@@ -266,7 +255,8 @@ def _take(client: Any, study: Study, labels: StudyLabels, folder: Path) -> bool:
     """Copy a study; whether the PACS has failed. Raises DataError where it lets this site in no more."""
     uid = study.keys[KEYS[0]]
     study.state, target, part = REFUSED, folder / uid, folder / FETCHED / uid
-    if study.keys[labels.key] not in labels.values:
+    _, key, values = labels
+    if study.keys[key] not in values:
         study.reason = NO_LABEL
         return False
     if target.is_dir():
@@ -334,6 +324,7 @@ def counts(studies: Sequence[Study], labels: StudyLabels) -> dict[str, Any]:
         studies: that the PACS has.
         labels: the table.
     """
+    _, key, values = labels
     by_state = Counter(each.state for each in studies)
     copied = [each for each in studies if each.state == COPIED]
     return {
@@ -343,5 +334,5 @@ def counts(studies: Sequence[Study], labels: StudyLabels) -> dict[str, Any]:
         "earlier": by_state[EARLIER],
         "refused": dict(Counter(each.reason for each in studies if each.state == REFUSED)),
         "not looked at": by_state[""],
-        "labels without a study": len(labels.values - {each.keys[labels.key] for each in studies}),
+        "labels without a study": len(values - {each.keys[key] for each in studies}),
     }

@@ -51,20 +51,6 @@ class Images:
         return torch.tensor([int(own[0]) for own in self.members], dtype=torch.int64)
 
 
-@dataclass(frozen=True, eq=False)
-class Found:
-    """All images that a reader has found: features are computed for these, whichever of them a run
-    leaves out.
-
-    Attributes:
-        records: before any was left out.
-        rows: indices of the records that are left, (n,) int64.
-    """
-
-    records: Records
-    rows: Tensor
-
-
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Content:
     """What is known of records, whether a reader has found them or a data set holds them.
@@ -109,7 +95,8 @@ class Records(Content):
             None for public data that are known.
         bags: name of the bag of each image, where bags are pooled and the source names them.
         images: of each record, where it is a bag; None where it is an image.
-        found: where some images were left out, all that the reader has found.
+        found: where some images were left out, all that the reader has found, and the rows (n,) int64
+            that are left of them. Features are computed for all, whichever of them a run leaves out.
     """
 
     labels: Sequence[str]
@@ -119,7 +106,7 @@ class Records(Content):
     same: Callable[[], Tensor] | None = None
     bags: tuple[str, ...] | None = None
     images: Images | None = None
-    found: Found | None = None
+    found: tuple[Records, Tensor] | None = None
 
 
 # What a reader says of each row, one by one.
@@ -133,10 +120,10 @@ def select(records: Records, positions: Sequence[int]) -> Records:
         return records
     opener, same, place, images = records.opener, records.same, records.place, records.images
     describe = records.describe
-    found = records.found or Found(records, torch.arange(len(records.labels)))
+    whole, places = records.found or (records, torch.arange(len(records.labels)))
     # Bags have no features of their own.
-    whole = () if images is None else ("features",)
-    own = {name: _rows(getattr(records, name), rows) for name in BY_ROW if name not in whole}
+    kept = () if images is None else ("features",)
+    own = {name: _rows(getattr(records, name), rows) for name in BY_ROW if name not in kept}
     if images is not None:
         images = replace(images, members=_rows(images.members, rows))
     return replace(
@@ -147,7 +134,7 @@ def select(records: Records, positions: Sequence[int]) -> Records:
         same=None if same is None else lambda: same()[rows],
         place=None if place is None else lambda i: place(rows[i]),
         images=images,
-        found=replace(found, rows=found.rows[rows]),
+        found=(whole, places[rows]),
     )
 
 

@@ -507,12 +507,10 @@ def values_of(column: Any, left: LeftOut) -> list[Any]:
     together = attempt(column.to_pylist)
     if isinstance(together, BaseException):
         together = [attempt(value.as_py) for value in column]
-    plain = [None if isinstance(value, BaseException) else value for value in together]
-    return [_whole_number(value) for value in plain] if left.one_by_one else plain
-
-
-def _whole_number(value: Any) -> Any:
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    plain: list[Any] = [None if isinstance(each, BaseException) else each for each in together]
+    if not left.one_by_one:
+        return plain
+    return [int(each) if isinstance(each, float) and each.is_integer() else each for each in plain]
 
 
 # Endings of files that hold tables which no reader here takes.

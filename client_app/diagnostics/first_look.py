@@ -6,7 +6,7 @@ and the backbone's weights.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -68,73 +68,61 @@ def first_look(node: NodeConfig, smallest_site: int) -> list[str]:
         return []
     if node.data in OF_DATA:
         check_installed(OF_DATA[node.data], f"data = {node.data!r} in the node-config")
-    found = list_data(node, needed=bool(smallest_site or node.classes))
-    if found.records < smallest_site:
+    records, classes, warnings = list_data(node, needed=bool(smallest_site or node.classes))
+    if records < smallest_site:
         raise DataError(
-            f"data-dir = {node.data_dir!r} has {found.records or 'no'} records of kind {node.data!r}, and "
+            f"data-dir = {node.data_dir!r} has {records or 'no'} records of kind {node.data!r}, and "
             f"the policy's smallest-site is {smallest_site}; is the disk mounted, and the folder the right "
             "one? To join all the same, set smallest-site in the policy, 0 for none"
         )
-    return [*found.warnings, *check_classes(node, found.classes)]
+    return [*warnings, *check_classes(node, classes)]
 
 
-@dataclass
-class Listed:
-    """What a site's folders and tables hold.
-
-    Attributes:
-        records: their number, as files list them, without a look into images.
-        classes: with a record.
-        warnings: about folders without images, or not of classes.
-    """
-
-    records: int = 0
-    classes: set[str] = field(default_factory=set)
-    warnings: list[str] = field(default_factory=list)
-
-
-def list_data(node: NodeConfig, needed: bool = True) -> Listed:
+def list_data(node: NodeConfig, needed: bool = True) -> tuple[int, set[str], list[str]]:
     """List a site's data once.
 
     Args:
         node: the site's settings, with data of its own.
         needed: whether tables that cannot be read are an error; a wrong column is one in any case.
 
+    Returns:
+        The number of records, as files list them, without a look into images; the classes with a
+        record; and warnings about folders without images, or not of classes.
+
     Raises:
         DataError: for a wrong file, column or type.
     """
-    listed = Listed()
+    records, classes, warnings = 0, set[str](), list[str]()
     for source in _sources(node):
         read_schema(source)
         try:
             found = _in_folders(source)
         except (DataError, OSError) as error:
-            listed.warnings.append(str(error))
+            warnings.append(str(error))
             continue
         if found is None:
             try:
                 for data in load_all(replace(source, one_by_one=True), 0):
-                    listed.records += len(data)
-                    listed.classes |= {data.classes[label] for label in set(data.labels.tolist())}
+                    records += len(data)
+                    classes |= {data.classes[label] for label in set(data.labels.tolist())}
             except (DataError, OSError):
                 if needed:
                     raise
             continue
-        listed.records += len(found[1])
-        listed.classes |= {name for _, name in found[1]}
+        records += len(found[1])
+        classes |= {name for _, name in found[1]}
         try:
             if not found[1]:
                 images = "images" if source.kind == "imagefolder" else "files"
                 what = f"'{found[0]}' has no {images} in class folders"
-                listed.warnings.append(f"{what}; make one folder per class, or a table")
+                warnings.append(f"{what}; make one folder per class, or a table")
             else:
                 note_depth(*found, LeftOut(), () if source.kind == "imagefolder" else None)
         except DataError as error:
-            listed.warnings.append(str(error))
+            warnings.append(str(error))
     if node.target_columns and node.classes:
-        of_classes = list_data(node.model_copy(update={"target_columns": ()}))
-        listed.classes = of_classes.classes
-    return listed
+        _, classes, _ = list_data(node.model_copy(update={"target_columns": ()}))
+    return records, classes, warnings
 
 
 def classes_to_confirm(node: NodeConfig, found: Collection[str]) -> list[str]:

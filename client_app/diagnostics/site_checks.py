@@ -20,7 +20,7 @@ import torch
 
 from fedsurrogate.common.backbones.backbone_names import check_weights_file
 from fedsurrogate.common.backbones.backbones import Backbone
-from fedsurrogate.common.backbones.library_output import Comparison, compare_with_library
+from fedsurrogate.common.backbones.library_output import compare_with_library
 from fedsurrogate.common.backbones.power_transform import with_power
 from fedsurrogate.common.costs import costs
 from fedsurrogate.common.errors import FedSurrogateError
@@ -350,7 +350,7 @@ def _data(run: Run, node: NodeConfig, part: list[SiteShare]) -> Outcome:
     dataset = records.dataset
     facts, empty = _counted(records)
     smallest = policy_of(node).smallest_site
-    if run.settings.classes and not len(dataset) and (there := list_data(node).classes):
+    if run.settings.classes and not len(dataset) and (there := list_data(node)[1]):
         return "FAIL", f"{facts}; the data have the classes {some(sorted(there))}", NAMES
     if len(dataset) < smallest and node.data not in ("", "digits"):
         facts += f"; the policy's smallest-site is {smallest}, so this site stays away"
@@ -377,7 +377,7 @@ def _data(run: Run, node: NodeConfig, part: list[SiteShare]) -> Outcome:
 def _unconfirmed(chosen: Sequence[str], node: NodeConfig, dataset: Dataset) -> list[str]:
     """What to write into the settings about classes. Of a run's own classes no other is in its data."""
     if chosen:
-        return check_classes(node, list_data(node).classes) if node.classes else []
+        return check_classes(node, list_data(node)[1]) if node.classes else []
     return check_classes(node, {dataset.classes[at] for at in set(dataset.labels.tolist())})
 
 
@@ -409,10 +409,10 @@ def _backbone(
     dimension = backbone.dim or _first_dimension(part, backbone)
     own = with_power(backbone.fingerprint_at(dimension), run.power)
     facts = f"{run.settings.backbone}, {backbone.in_words}fingerprint {own}"
-    compared = _compared(part, backbone)
-    if compared is not None:
-        facts += f"; {compared.words}"
-        if compared.same is False:
+    if (compared := _compared(part, backbone)) is not None:
+        words, same = compared
+        facts += f"; {words}"
+        if same is False:
             return (
                 "FAIL",
                 facts,
@@ -423,7 +423,7 @@ def _backbone(
     return "PASS", facts, ""
 
 
-def _compared(part: SiteShare, backbone: Backbone) -> Comparison | None:
+def _compared(part: SiteShare, backbone: Backbone) -> tuple[str, bool | None] | None:
     """The comparison of the first image that can be read with the backbone's own library."""
     for row in range(len(part.dataset)):
         image = attempt(partial(part.dataset.open_image, row))

@@ -45,7 +45,6 @@ from .budget import (
     check_budget,
     digest,
     events_of,
-    non_private_releases,
 )
 from .policy import PUBLIC_KINDS, Policy
 
@@ -373,10 +372,6 @@ class Ledger:
             flower_run: one run; empty for all.
         """
         return epsilon_spent(events_of(self.entries(), flower_run), delta)
-
-    def non_private_releases(self) -> int:
-        """Number of releases without differential privacy."""
-        return non_private_releases(self.entries())
 
     def charge(self, release: Release, budget: Budget) -> float:
         """Record a release, flushed to disk. Only then may the release leave.

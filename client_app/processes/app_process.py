@@ -27,7 +27,7 @@ import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -252,7 +252,9 @@ def _fork() -> int:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     own_account.name_process(own_account.TASK_NAME)
-    own_account.end_first_without_memory()
+    # When memory runs out, the kernel ends the process with the highest number first.
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
     renew_generators()
     return 0
 

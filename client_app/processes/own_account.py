@@ -13,7 +13,7 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from fedsurrogate.common.errors import ConfigError
@@ -102,9 +102,6 @@ def own_socket(runtime: str) -> str:
 
 _DEATH_SIGNAL, _NAME = 1, 15
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-OOM_SCORE = Path("/proc/self/oom_score_adj")
-# Of the processes of a machine, the kernel ends those with the highest number first.
-FIRST = 1000
 
 
 def end_with_parent(number: int, parent: int = 0) -> None:
@@ -125,12 +122,6 @@ def name_process(name: str) -> None:
     """Set the name that `ps` and `top` show; its first 15 characters."""
     if _libc is not None:
         _libc.prctl(_NAME, name.encode())
-
-
-def end_first_without_memory() -> None:
-    """When memory runs out, let the kernel end this process before others of its account."""
-    with suppress(OSError):
-        OOM_SCORE.write_text(str(FIRST))
 
 
 PACKAGE = Path(__file__).parents[2]

@@ -8,7 +8,6 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,20 +28,7 @@ COPIES = 3
 LIBRARIES = {"timm": "timm", "open_clip": "open_clip", "hf": "transformers"}
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """How features differ from those of the backbone's own library.
-
-    Attributes:
-        words: the comparison, or why there is none.
-        same: whether they differ by no more than rounding; None where they were not compared.
-    """
-
-    words: str
-    same: bool | None = None
-
-
-def compare_with_library(backbone: Backbone, pixels: Tensor) -> Comparison | None:
+def compare_with_library(backbone: Backbone, pixels: Tensor) -> tuple[str, bool | None] | None:
     """Compare a backbone's features with those of its own library, from the same files and pixels.
 
     Args:
@@ -50,7 +36,9 @@ def compare_with_library(backbone: Backbone, pixels: Tensor) -> Comparison | Non
         pixels: of one image, as the backbone prepares them, (c, h, w).
 
     Returns:
-        The comparison; None for a backbone that no library describes by files.
+        The comparison in words, or why there is none, and whether features differ by no more than
+        rounding, None where they were not compared. None for a backbone that no library describes by
+        files.
     """
     kind = backbone.name.partition(":")[0]
     library = LIBRARIES.get(kind, "")
@@ -63,21 +51,21 @@ def compare_with_library(backbone: Backbone, pixels: Tensor) -> Comparison | Non
     if files.folder is None or files.weights is None or not backbone.built:
         return None
     if why := _obstacle(library, files.weights, backbone.options):
-        return Comparison(f"not compared with {library}: {why}")
+        return f"not compared with {library}: {why}", None
     try:
         with torch.inference_mode(), quiet(), _offline():
             wanted = _OF_LIBRARY[kind](files.folder)(pixels[None]).float().flatten()
     # Libraries raise almost anything for files that need arguments which no file states.
     except Exception as error:
         why = f"it does not load these files by itself ({type(error).__name__}: {first_sentence(error)})"
-        return Comparison(f"not compared with {library}: {why[:200]}")
+        return f"not compared with {library}: {why[:200]}", None
     found = backbone.forward(pixels[None].to(backbone.device)).float().cpu().flatten()
     if found.shape != wanted.shape:
-        return Comparison(f"{library} computes {len(wanted)} features of an image", same=False)
+        return f"{library} computes {len(wanted)} features of an image", False
     apart = float((found - wanted).abs().max() / wanted.abs().max().clamp_min(1e-12))
     allowed = ON_GPU if backbone.device.type == "cuda" else ON_CPU
     words = f"features of an image differ from those of {library} by {apart:.1g} of the largest"
-    return Comparison(words, apart <= allowed)
+    return words, apart <= allowed
 
 
 @contextmanager

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
@@ -13,20 +13,8 @@ if TYPE_CHECKING:
     from .v134 import Flower134
 
 
-def _v134() -> Flower134:
-    from .v134 import Flower134
-
-    return Flower134()
-
-
-def _v142() -> Flower134:
-    from .v142 import Flower142
-
-    return Flower142()
-
-
-# By major and minor number.
-VERSIONS: dict[str, Callable[[], Flower134]] = {"1.34": _v134, "1.42": _v142}
+# The module and the class of each major and minor number.
+VERSIONS = {"1.34": ("v134", "Flower134"), "1.42": ("v142", "Flower142")}
 
 
 @cache
@@ -51,10 +39,11 @@ def flower() -> Flower134:
         raise ConfigError(
             f"flwr is not installed; fedsurrogate works with flwr {supported}"
         ) from None
-    implementation = VERSIONS.get(".".join(installed.split(".")[:2]))
-    if implementation is None:
+    module, name = VERSIONS.get(".".join(installed.split(".")[:2]), ("", ""))
+    if not module:
         raise ConfigError(
             f"flwr {installed} is installed, but fedsurrogate works with flwr {supported}; install "
             "that version"
         )
-    return implementation()
+    found: Flower134 = getattr(import_module(f"{__name__}.{module}"), name)()
+    return found

@@ -78,13 +78,6 @@ def admit_runs(admit: Callable[[str, Mapping[str, Scalar]], None]) -> None:
         each.create_run = asking(each.create_run)
 
 
-def serve_commands_without_tls() -> None:
-    """Let the Control API do without TLS: it is at a Unix socket, which has no name to certify."""
-    superlink: Any = import_module(SUPERLINK)
-    run = superlink.run_control_api_grpc
-    superlink.run_control_api_grpc = lambda **named: run(**named | {"certificates": None})
-
-
 def start_own_apps(command: Sequence[str]) -> None:
     """Let a SuperLink that starts its apps itself use this command in place of Flower's SuperExec."""
     superlink: Any = import_module(SUPERLINK)
@@ -392,7 +385,10 @@ class Processes134(Apps134):
         from flwr.superlink.cli import flower_superlink
         from flwr.superlink.servicer.runtime import runtime_handlers
 
-        serve_commands_without_tls()
+        # The Control API is at a Unix socket, which has no name to certify.
+        superlink: Any = import_module(SUPERLINK)
+        serve = superlink.run_control_api_grpc
+        superlink.run_control_api_grpc = lambda **named: serve(**named | {"certificates": None})
         start_own_apps([*apps, _parsed(arguments).runtime_api_address])
         allow_unix_sockets()
         change_superlink(refusal, admit, self.parse_superlink(arguments).authenticates)

@@ -144,7 +144,11 @@ class FleetGuard:
 
     def _refused(self, scope: Scope, key: bytes | None) -> tuple[int, str] | None:
         """A status and a text for a request whose content is not received."""
-        if scope["type"] != "http" or scope["method"] != "POST" or not is_fleet(scope):
+        if (
+            scope["type"] != "http"
+            or scope["method"] != "POST"
+            or not scope["path"].startswith(FLEET)
+        ):
             return 404, "Not found"
         if key is None:
             # By this a site knows whether keys are required (`key_standing`).
@@ -184,11 +188,6 @@ def read_fleet_request(path: str, content: bytes, key: bytes) -> FleetRequest:
         raise SurrogateError("a SuperNode's request is not readable") from None
 
 
-def is_fleet(scope: Scope) -> bool:
-    """Whether a request is one of SuperNodes."""
-    return str(scope["path"]).startswith(FLEET)
-
-
 def _stated_size(scope: Scope) -> int:
     """Bytes of a request's content, to which the server holds it; the most, where none are stated."""
     stated = [value for name, value in scope["headers"] if name.lower() == b"content-length"]
@@ -197,6 +196,7 @@ def _stated_size(scope: Scope) -> int:
 
 def _signer(scope: Scope) -> bytes | None:
     """The public key with which a request's headers are signed; None without one."""
+    from flwr.common.constant import TIMESTAMP_HEADER
     from flwr.supercore import constant
 
     names: Any = constant
@@ -204,19 +204,13 @@ def _signer(scope: Scope) -> bytes | None:
     for wanted in (
         names.FLEET_HTTP_PUBLIC_KEY_HEADER,
         names.FLEET_HTTP_SIGNATURE_HEADER,
-        _timestamp_header(),
+        TIMESTAMP_HEADER,
     ):
         values = [value for name, value in scope["headers"] if name.lower() == wanted.encode()]
         if len(values) != 1:
             return None
         found += values
     return signing_key(found, datetime.datetime.now(datetime.UTC))
-
-
-def _timestamp_header() -> str:
-    from flwr.common.constant import TIMESTAMP_HEADER
-
-    return TIMESTAMP_HEADER
 
 
 def signing_key(values: Sequence[bytes], now: datetime.datetime) -> bytes | None:
@@ -438,7 +432,8 @@ class Link142(Link134):
         client = ControlHttpClient.from_server_address(
             address, pem is None, pem, [RuntimeVersionHttpInterceptor(component_name="flwr CLI")]
         )
-        bypass_proxy(client, address)
+        if is_loopback(address):
+            client._client._mounts.clear()  # No proxy to an address of this machine.
         with client:
             try:
                 yield Control142(_Stub(client))
@@ -529,12 +524,6 @@ class _Stub:
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._client, name)
         return lambda request, **_: method(request)
-
-
-def bypass_proxy(client: Any, address: str) -> None:
-    """Let a client of Flower's HTTP APIs use no proxy to an address of this machine."""
-    if is_loopback(address):
-        client._client._mounts.clear()
 
 
 def code(error: httpx.HTTPStatusError) -> int:

@@ -65,7 +65,8 @@ def log(
         for run in log_to_mlflow(what, Place(store, experiment)):
             console.print(run)
         return
-    from fedsurrogate.common.metrics_page import MachineCollector, is_loopback
+    from fedsurrogate.common.flower.environment import is_loopback
+    from fedsurrogate.common.metrics_page import MachineCollector
 
     from ..monitoring.prometheus import serve
 
@@ -74,7 +75,7 @@ def log(
     host, port = command_line.host_and_port(listen)
     with serve(what, host, port, SHOWN_RUNS, exposed, more) as url:
         console.print(f"{url} reports the runs in {what}; Ctrl-C ends it")
-        if not is_loopback(host):
+        if not is_loopback(f"[{host}]:"):
             warning = (
                 "other machines can read site names and run states: allow only your "
                 "monitoring to reach this port"

@@ -190,7 +190,7 @@ def test_a_backup_is_not_restored_beside_other_data_or_damaged(
         restore_backup(home / "plain", None)
     assert not (kit / "state").exists()
     edit(kit, f"DATA={home / 'elsewhere'}", f"DATA={kit / 'data'}")
-    assert restore_backup(home / "plain", None).refusals == []
+    assert restore_backup(home / "plain", None)[3] == []
 
 
 @pytest.mark.parametrize(

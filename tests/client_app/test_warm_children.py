@@ -10,7 +10,6 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 
 import numpy as np
 import psutil
@@ -76,36 +75,6 @@ def test_a_fork_leaves_the_signals_and_the_name_of_the_parent_as_they_were() -> 
     assert set(app_process.ENDS) <= blocked
     assert own == [signal.default_int_handler, signal.SIG_DFL, signal.SIG_DFL]
     assert name == own_account.TASK_NAME
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="Linux ends a process with its parent")
-def test_a_child_ends_with_its_parent() -> None:
-    """Also where that is killed: else it goes on with a hospital's records, and nobody ends it."""
-    read, write = os.pipe()
-    if not (parent := os.fork()):
-        try:
-            if child := app_process._fork():
-                os.write(write, str(child).encode())
-            while True:
-                time.sleep(1)
-        finally:
-            os._exit(1)
-    child = psutil.Process(int(os.read(read, 20)))
-    os.kill(parent, signal.SIGKILL)
-    os.waitpid(parent, 0)
-    for each in (read, write):
-        os.close(each)
-    until = time.monotonic() + PATIENCE
-    try:
-        # Whoever takes its place may leave what is left of it.
-        while child.is_running() and child.status() != psutil.STATUS_ZOMBIE:
-            assert time.monotonic() < until
-            time.sleep(0.01)
-    except psutil.NoSuchProcess:
-        return
-    finally:
-        with suppress(psutil.NoSuchProcess):
-            child.kill()
 
 
 # Without making a failing example smaller: each that fails takes as long as the patience.

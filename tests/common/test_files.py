@@ -250,7 +250,7 @@ def test_the_last_thread_that_leaves_restores_the_umask(order: list[int]) -> Non
 
 
 def test_a_file_under_work_is_its_owners_and_a_library_finds_it_empty(tmp_path: Path) -> None:
-    with files.replacing(tmp_path / "x", mode=0o644, durable=False) as temporary:
+    with files.replacing(tmp_path / "x", mode=0o644) as temporary:
         assert stat.S_IMODE(temporary.stat().st_mode) == 0o600
         assert temporary.read_bytes() == b""
         assert temporary.parent == tmp_path

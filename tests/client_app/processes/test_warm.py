@@ -269,16 +269,6 @@ def test_a_task_goes_on_when_the_warm_process_is_killed_and_the_next_is_a_new_pr
     tasks.read(working)
 
 
-def test_tasks_that_were_not_begun_are_started_as_new_processes(tasks: Tasks) -> None:
-    _, _, parent = tasks.result()
-    process = psutil.Process(parent)
-    process.suspend()
-    files = [tasks.start() for _ in range(3)]
-    process.kill()
-    process.resume()
-    assert {tasks.read(file)[2] for file in files} == {os.getpid()}
-
-
 def test_it_starts_again_some_time_after_it_was_killed(
     tasks: Tasks, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -231,26 +231,6 @@ def test_a_site_does_not_join_and_its_doctor_fails_without_the_package_of_its_da
     assert (finding["state"], finding["found"]) == ("PASS", "ot")
 
 
-def test_a_simulation_runs_in_this_process_and_needs_ray_only_where_flowers_is_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    settings = f'output-dir="{tmp_path}/runs" head.min-steps=20 head.epochs=1'
-    command = ("simulate", "--sites", "2", "-c", settings, "--json")
-    with hidden("ray"):
-        assert commands.coordinator(monkeypatch, *command) == 0
-        shown = capsys.readouterr()
-        assert "Ray" not in shown.err
-        assert json.loads(shown.out)["status"] == "ok"
-        # Options that only Flower's simulation has ask for it.
-        for wanted in (("--engine", "flower"), ("--parallel", "1"), ("--gpus", "0.5")):
-            assert commands.coordinator(monkeypatch, *command, *wanted) == 1
-            (line,) = capsys.readouterr().err.splitlines()
-            assert line.startswith("error: --engine flower needs the package ray")
-            assert line.endswith("or use --engine local, which runs the sites one after another")
-    assert len(run_folders(tmp_path / "runs")) == 1
-
-
 def test_a_run_without_matplotlib_ends_with_a_report_that_says_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:

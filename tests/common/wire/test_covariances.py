@@ -143,15 +143,6 @@ def test_what_is_packed_comes_back_or_is_refused_but_never_as_something_else(
     assert torch.allclose(found, tensor, rtol=1e-3, atol=1e-3 * float(tensor.abs().max()) + 1e-37)
 
 
-@pytest.mark.parametrize("magnitude", [1e-30, 1e-4, 1.0, 1e4, 1e30])
-def test_the_magnitude_costs_no_digits(magnitude: float) -> None:
-    values = torch.tensor([1.0, -0.5, 0.25, 0.001], dtype=torch.float64)
-    for logarithm in (False, True):
-        raw = values.abs() if logarithm else values
-        found = unpack(pack(raw * magnitude, logarithm=logarithm), "x", (4,)).double() / magnitude
-        assert torch.allclose(found, raw, rtol=5e-3, atol=1e-6)
-
-
 @pytest.mark.parametrize("shape", [(3,), (2, 1), (1,), (0,), (0, 2), (2, 0)])
 def test_another_shape_or_size_is_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(SurrogateError, match="shape"):

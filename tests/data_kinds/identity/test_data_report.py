@@ -18,7 +18,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedsurrogate as fs
-from fedsurrogate.client_app.diagnostics.site_checks import check_site
 from fedsurrogate.client_app.features.site_features import load_site
 from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
 from fedsurrogate.common.data_report import (
@@ -213,19 +212,6 @@ def test_a_site_logs_its_report_once_and_again_only_if_it_changes(
     assert sum(each.startswith("data ") for each in caplog.messages) == 1
 
 
-def test_the_doctor_prints_the_report(messy: Path, tmp_path: Path) -> None:
-    for chosen in (BACKBONE | {"classes": "a,b,absent"}, PRIVATE):
-        (data,) = (
-            each
-            for each in check_site(parse_run(chosen), hospital(tmp_path, messy))
-            if each.what == "data"
-        )
-        assert data.state == "WARN"
-        assert "1 folders of systems" in data.found
-        assert "no record of 'absent'" in data.found
-        assert "class 'absent'" in data.remedy
-
-
 @pytest.mark.parametrize("absent", ["absent", "cafe\u0301", "A"])
 def test_a_class_without_a_record_anywhere_is_a_warning_of_a_private_run(
     absent: str, tmp_path: Path
@@ -302,4 +288,9 @@ def test_a_report_survives_its_message_and_adds_up(made: list[DataReport]) -> No
 def test_what_another_machine_sends_as_a_report_is_one_or_is_dropped(value: Any) -> None:
     found = reports_from(json.dumps(value))
     assert all(each == report_from(each.facts()) for each in found)
-    assert reports_from(json.dumps([value])) in ([], reports_from(json.dumps([value])))
+    whole = {"source": "s", "used": 1, "left_out": [], "warnings": []}
+    assert len(reports_from(json.dumps([whole]))) == 1
+    for count in (True, 1.0, "1", -1, 2**53):
+        assert reports_from(json.dumps([whole | {"used": count}])) == []
+    for texts in ("ab", {}, [1], ["a"] * 201):
+        assert reports_from(json.dumps([whole | {"warnings": texts}])) == []

@@ -15,26 +15,6 @@ def losses(found: Dataset, why: str) -> list[tuple[int, str]]:
     return [(loss.count, loss.why) for loss in found.left_out if why in loss.why]
 
 
-def test_a_folder_that_cannot_be_read_is_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folders(tmp_path, {"a": 2, "b": 2})
-    (tmp_path / "b" / "closed").mkdir()
-    whole = Path.iterdir
-
-    def iterdir(path: Path) -> object:
-        if path.name == "closed":
-            raise PermissionError(13, "Permission denied")
-        return whole(path)
-
-    monkeypatch.setattr(Path, "iterdir", iterdir)
-    found = read("imagefolder", tmp_path)
-    assert len(found) == 4
-    ((count, why),) = losses(found, "folders that cannot be read")
-    assert count == 1
-    assert "closed" in why
-
-
 @pytest.mark.parametrize("name", ["found", "found.1000", "tmp", "thumb", "recycling", "a@tmp"])
 def test_a_class_with_a_like_name_stays(name: str, tmp_path: Path) -> None:
     folders(tmp_path, {"a": 2, name: 2})

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fedsurrogate.common.command_line import LISTEN, host_and_port
 from fedsurrogate.common.errors import ConfigError, RunError
-from fedsurrogate.common.metrics_page import is_loopback
+from fedsurrogate.common.flower.environment import is_loopback
 from fedsurrogate.server_app.cli import main as cli
 from fedsurrogate.server_app.monitoring import prometheus
 from fedsurrogate.server_app.monitoring.prometheus import serve
@@ -119,10 +119,11 @@ def test_series_do_not_grow_without_end(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_only_this_machine_is_answered_unless_asked(tmp_path: Path) -> None:
-    assert [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "127.8.9.1")] == [
-        True
-    ] * 4
-    assert [is_loopback(host) for host in ("0.0.0.0", "", "::", "192.0.2.1")] == [False] * 4
+    for host in ("127.0.0.1", "::1", "localhost", "127.8.9.1"):
+        assert is_loopback(f"[{host}]:")
+    # A name may lead to other machines tomorrow.
+    for host in ("0.0.0.0", "", "::", "192.0.2.1", "fl.example.org"):
+        assert not is_loopback(f"[{host}]:")
     with (
         pytest.raises(ConfigError, match=r"'0\.0\.0\.0'.*--exposed"),
         serve(tmp_path, "0.0.0.0", 0, 1, exposed=False),
@@ -141,8 +142,8 @@ def test_an_address_that_cannot_be_had_is_named(tmp_path: Path) -> None:
         ):
             pass
     with (
-        pytest.raises(ConfigError, match="not an address"),
-        serve(tmp_path, "no.such.host.invalid", 0, 1, exposed=False),
+        pytest.raises(ConfigError, match="cannot listen there"),
+        serve(tmp_path, "no.such.host.invalid", 0, 1, exposed=True),
     ):
         pass
     (tmp_path / "file").write_text("")
