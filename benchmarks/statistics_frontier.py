@@ -4,19 +4,17 @@ AFL, FedCOF, raw features.
 CIFAR-10 features (of `--backbone`), 10 sites, Dirichlet 0.1, three seeds; and PACS photo and sketch,
 two sites. Every row uses real payloads: packed, measured, unpacked and learned from. All rows raise
 features to the power 0.5, but for FedPFT as published. AFL and FedCOF are the rules of
-benchmarks/_closed_form_peers.py. Also in this run: seconds of learning,
-in closed form and on samples; and whether `gram` gives the same head for 100 sites and Dirichlet
+benchmarks/_closed_form_peers.py. Also in this run: whether
+`gram` gives the same head for 100 sites and Dirichlet
 0.01.
 
     python benchmarks/statistics_frontier.py
-    python benchmarks/statistics_frontier.py --only seconds   # processor seconds of learning
 """
 
 import re
 import statistics
 from collections import defaultdict
 from dataclasses import dataclass, field
-from time import process_time
 from typing import Any
 
 from rich.progress import track
@@ -35,7 +33,6 @@ from benchmarks.harness.results import report
 from benchmarks.harness.samples import BACKBONES, feature_settings
 from benchmarks.harness.seeds import frontier_row
 from benchmarks.harness.site_data import make_surrogate
-from benchmarks.harness.timing import paired
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate
 from fedsurrogate.common.wire.records import pack_surrogate, unpack_surrogate
@@ -151,37 +148,6 @@ def measure_all(
     return results
 
 
-def seconds(base: Settings, sites: int) -> list[tuple[str, str, float, float, float]]:
-    """Processor seconds of learning in closed form and on samples, from the same surrogates, in
-    turn.
-    """
-    rows = []
-    own = base | {"features.power-transform": 0.5, "seed": 0}
-    data = load_seed(own, sites, 0)
-    for rank in (16, 64):
-        settings = own | {"fedpft.covariance": "lowrank", "fedpft.rank": rank}
-        sampled = parse_run(settings | SAMPLED)
-        received = [unpack_surrogate(pack_surrogate(each)) for each in Fits(data).of(sampled)]
-        for shrinkage in ("auto", 0.2):
-            run = parse_run(settings | {"head.shrinkage": shrinkage})
-            learn(received, run, "cpu")
-            fast, slow, times = paired(
-                lambda received=received, run=run: learn(received, run, "cpu"),
-                lambda received=received, run=sampled: learn(received, run, "cpu"),
-                clock=process_time,
-            )
-            rows.append(
-                (
-                    f"lowrank r={rank}",
-                    str(shrinkage),
-                    round(fast, 3),
-                    round(slow, 3),
-                    round(times, 1),
-                )
-            )
-    return rows
-
-
 def exact(base: Settings, seeds: int) -> dict[str, list[float]]:
     """Accuracy of `gram` for two partitions, without limits on weights: one head, whatever the
     partition.
@@ -226,7 +192,7 @@ def main() -> None:
     with_backbone(parser)
     parser.add_argument("--sites", type=int, default=10)
     parser.add_argument("--seeds", type=int, default=3)
-    tables = ("cifar10", "gram", "pacs", "seconds")
+    tables = ("cifar10", "gram", "pacs")
     parser.add_argument("--only", default="", choices=tables, help="one of the tables")
     parser.add_argument("--rows", default="", help="whose name matches this; raw features too")
     options = parser.parse_args()
@@ -247,19 +213,6 @@ def main() -> None:
         facts = {"settings": cifar, "accuracy": _each(results)}
         report(options.name, title, COLUMNS, rows, **facts)
         plot(rows, title, options.name)
-    if options.only in ("", "seconds"):
-        title = (
-            f"Learning from the statistics of {options.sites} sites, CIFAR-10 {of_images}, "
-            "processor seconds"
-        )
-        columns = (
-            "released",
-            "shrinkage",
-            "closed form, s",
-            "trained on samples, s",
-            "times faster",
-        )
-        report(f"{options.name}-seconds", title, columns, seconds(folder | cifar, options.sites))
     if options.only in ("", "gram"):
         title = f"Statistics: CIFAR-10 {of_images}, gram with lda, {options.seeds} seeds"
         same = exact(folder | cifar, options.seeds)
