@@ -8,8 +8,8 @@ without and with epsilon.
 
 All but FedPFT train the same ConvNet of width 32; FedPFT takes the pixels as features, and sends
 once. PSG needs a budget, and DSC and FedDM refuse one. FedRep shares all layers but the last; its
-accuracies are means over the sites' own models. The script continues: a method and seed whose settings are unchanged are read from
-the results; remove these to compute all anew.
+accuracies are means over the sites' own models. The script continues: a method
+and seed whose settings are unchanged are read from the results; remove these to compute all anew.
 """
 
 from typing import Any

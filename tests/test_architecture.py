@@ -22,7 +22,6 @@ from tests.imports import (
     modules,
     names_imported,
     parsed,
-    takers_of_all_settings,
     within,
 )
 
@@ -57,10 +56,6 @@ UNPICKLERS = {
 }  # fmt: skip
 GENERATED = {"common/surrogate_pb2.py"}
 MOST_LINES, MOST_PARAMETERS = 500, 7
-# Functions that take all settings of a run, or a request or a training that holds them, read at most
-# two values, and never pass them on. Those that remain are called alike with others that read more,
-# as plans and what plans name are; read more of the settings than the rule sees; or read them twice.
-MOST_TAKERS = 7
 HEAVY = (
     "torchvision", "open_clip", "timm", "matplotlib", "sklearn", "datasets", "pyarrow", "pydicom",
 )  # fmt: skip
@@ -410,14 +405,6 @@ def test_what_a_newcomer_expects_is_true(sentence: str) -> None:
 
 def test_no_modules_import_each_other_in_a_circle_not_even_for_types_or_inside_functions() -> None:
     assert not circles(arrows())
-
-
-def test_no_more_functions_take_all_settings_of_a_run_to_read_one_or_two() -> None:
-    found = takers_of_all_settings()
-    assert len(found) <= MOST_TAKERS, (
-        "pass the value, not all settings; if there are fewer now, lower the number: "
-        + "; ".join(found)
-    )
 
 
 def descriptor(code: str) -> bytes:

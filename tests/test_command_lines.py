@@ -1,4 +1,4 @@
-"""Properties of all commands: what they load, -h, --version, completion, 80 columns, and no
+"""Properties of all commands: what they load, help, --version, completion, 80 columns, and no
 traceback on wrong usage.
 """
 
@@ -41,7 +41,6 @@ MODELS = (
     "fedsurrogate.common.settings",
     "fedsurrogate.client_app.node_config",
 )
-NARROW = {"COLUMNS": "80", "TERMINAL_WIDTH": "80"}
 Captured = pytest.CaptureFixture[str]
 
 
@@ -120,16 +119,23 @@ def test_lists_load_no_heavy_library(program: str) -> None:
 
 
 @pytest.mark.parametrize(("app", "path", "command"), LEAVES, ids=NAMES)
-def test_every_command_has_short_help_and_version(
+def test_every_command_explains_itself_and_all_it_takes_and_has_short_help_and_version(
     app: str, path: tuple[str, ...], command: Command
 ) -> None:
-    def run(option: str) -> str:
-        done = CliRunner().invoke(APPS[app], [*path, option], env=NARROW)
+    def run(option: str, columns: str = "80") -> str:
+        wide = {"COLUMNS": columns, "TERMINAL_WIDTH": columns}
+        done = CliRunner().invoke(APPS[app], [*path, option], env=wide)
         assert done.exit_code == 0
         return done.output
 
     assert run("-h") == run("--help")
     assert run("--version").startswith("fedsurrogate ")
+    assert command.help
+    shown = " ".join(run("--help", "400").split())
+    for parameter in command.get_params(click.Context(command)):
+        message = getattr(parameter, "help", None)
+        assert message, parameter.name
+        assert " ".join(message.split())[:40] in shown, parameter.name
 
 
 # Words of a command that is no more, and what is said of them.

@@ -195,13 +195,6 @@ def test_packages_that_a_method_needs_are_in_the_table() -> None:
     assert {"ray", "matplotlib"} <= named <= set(EXTRAS)
 
 
-def test_the_closure_follows_extras_of_dependencies_but_installs_no_other_extra() -> None:
-    assert "ray" in closure("flwr[simulation]")
-    assert "ray" not in closure("flwr")
-    assert "numpy" in closure("scikit-learn")
-    assert "pytest" not in closure("scikit-learn")
-
-
 HEAVY = (
     "ray", "torchvision", "timm", "open-clip-torch", "pyarrow", "pydicom", "matplotlib",
     "pot", "pandas",

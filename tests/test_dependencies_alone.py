@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import sysconfig
 import venv
 from collections.abc import Callable
@@ -178,8 +177,3 @@ def test_every_optional_feature_answers_with_its_package_and_its_command(
             if extra == EXTRAS[package]
         }
         assert any(f"needs the package {name}," in text for name in names)
-
-
-def test_the_environment_is_not_this_one(alone: Run) -> None:
-    done = alone("-c", "import sys; print(sys.prefix)")
-    assert done.stdout.strip() != sys.prefix
