@@ -16,7 +16,7 @@ import pytest
 from fedsurrogate.common.settings.base import parse_overrides
 from fedsurrogate.server_app.deployment.audit_log import APPROVERS, NAME, RULES, entries
 from tests.e2e.hospitals import CLASSES, Hospital
-from tests.e2e.processes import Federation, coordinator, federation, site_command
+from tests.e2e.processes import Federation, coordinator, events, federation, site_command
 
 NAMES = ("north", "south", "west")
 POLICY = (
@@ -125,9 +125,13 @@ def test_a_run_is_what_people_have_allowed_and_each_hospital_decides(
     assert card["used"] == ["north", "south"]
     assert card["rejected"] == {"west": "the site's policy does not allow what was asked"}
 
+    # No working time and no number of correct records: these would be exact numbers on the data.
+    assert json.loads((folder / "metrics.json").read_text())["accuracy"] == {"per_site": {}}
+    assert not any(event.get("seconds") for event in events(folder.parent, "replied"))
     for name in ("north", "south"):
         (charge,) = hospitals[name].charges()
         assert charge["allowed_by"] == f"Ada, here Dr. {name}"
+        assert charge["bytes"] == (folder / "surrogates" / f"{name}.pb").stat().st_size
         ledger = site_command("ledger", "show", "--node-config", hospitals[name].node_config)
         assert "Ada" in ledger.stdout
     assert hospitals["west"].charges() == []

@@ -26,7 +26,7 @@ from pathlib import Path
 import pytest
 
 from fedsurrogate.common.version import own_version
-from tests.documents import README, ROOT, blocks
+from tests.documents import README, ROOT
 from tests.imports import OWN
 
 # Folders of the checkout that the build does not need; copying them takes longer than the build.
@@ -194,13 +194,6 @@ def test_the_package_is_imported_from_the_wheel(installed: Path, tmp_path: Path)
     places = run(installed / "python", "-c", code, folder=tmp_path).split()
     assert len(places) == len(NAMES)
     assert all(Path(place).is_relative_to(installed.parent) for place in places)
-
-
-def test_the_script_of_the_readme_runs(installed: Path, tmp_path: Path) -> None:
-    (code,) = blocks(README, "python")
-    (tmp_path / "script.py").write_text(code)
-    accuracy, *_ = run(installed / "python", "script.py", folder=tmp_path).split()
-    assert float(accuracy) > 0.5
 
 
 def test_the_commands_run(installed: Path, tmp_path: Path) -> None:

@@ -28,19 +28,6 @@ from tests import commands
 TINY = {"max-payload-mib": 1}
 
 
-@pytest.mark.parametrize("key", ["data-dir", "dataset"])
-def test_data_that_the_bundled_digits_would_replace_are_refused(key: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=f"{key} = .*set data to the kind"):
-        check_simulation({key: str(tmp_path), "output-dir": str(tmp_path)})
-
-
-def test_a_command_refuses_a_folder_without_its_kind(tmp_path: Path) -> None:
-    settings = f'data-dir="{tmp_path}" output-dir="{tmp_path}"'
-    done = CliRunner().invoke(app, ["simulate", "--engine", "local", "-c", settings])
-    assert isinstance(done.exception, ConfigError)
-    assert "data = 'imagefolder'" in str(done.exception)
-
-
 def test_a_site_with_a_folder_and_the_bundled_digits_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"data-dir = .*bundled"):
         check_settings(NodeConfig(data="digits", data_dir=str(tmp_path)))
