@@ -159,13 +159,6 @@ def test_a_folder_that_is_empty_or_not_mounted_does_not_join(
         first_look(node, 0)
 
 
-def test_a_site_joins_from_its_smallest_number_on(tmp_path: Path) -> None:
-    node = image_folder(tmp_path / "data", 3)
-    first_look(node, 3)
-    with pytest.raises(DataError, match="3 records"):
-        first_look(node, 4)
-
-
 def test_empty_tables_and_features_do_not_join(tmp_path: Path) -> None:
     (tmp_path / "sick").mkdir()
     (tmp_path / "labels.csv").write_text("path,label\n")
