@@ -9,12 +9,25 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
+Ended = subprocess.CompletedProcess[str]
 
-def ran(
-    command: Sequence[str | os.PathLike[str]], check: bool = False, **options: Any
-) -> subprocess.CompletedProcess[str]:
+
+def ran(command: Sequence[str | os.PathLike[str]], check: bool = False, **options: Any) -> Ended:
     """A command that has ended, with what it printed. check: that it did not fail."""
     return subprocess.run(command, capture_output=True, text=True, check=check, **options)
+
+
+def ok(done: Ended) -> Ended:
+    """The same command, which has succeeded."""
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}"
+    return done
+
+
+def refused(done: Ended, why: str) -> Ended:
+    """The same command, which has failed and said why."""
+    assert done.returncode == 1, f"{done.stdout}{done.stderr}"
+    assert why in done.stderr
+    return done
 
 
 def in_child(fork: Callable[[], int], function: Callable[[], Any]) -> Any:

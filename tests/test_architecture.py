@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.code_lines import lines_of
-from tests.children import ran
+from tests.children import ok, ran
 from tests.imports import (
     OWN,
     arrows,
@@ -440,8 +440,7 @@ def imported_by(statement: str, names: tuple[str, ...]) -> list[str]:
     """Those of these modules that a new process has imported after a statement."""
     script = f"import sys; {statement}; print(*(name for name in {names!r} if name in sys.modules))"
     environment = os.environ | {"PYTHONPATH": str(ROOT), "FLWR_TELEMETRY_ENABLED": "0"}
-    done = ran([sys.executable, "-c", script], cwd=ROOT, env=environment)
-    assert done.returncode == 0, done.stderr
+    done = ok(ran([sys.executable, "-c", script], cwd=ROOT, env=environment))
     return done.stdout.split()
 
 

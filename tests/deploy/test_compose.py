@@ -309,8 +309,10 @@ def test_where_people_type_commands_the_audit_log_can_be_written(compose: dict[s
     assert len(logs) <= 1, "one log"
 
 
-def test_every_container_has_limits_on_memory_and_processes(compose: dict[str, Any]) -> None:
+def test_every_container_has_limits_and_begins_again_after_a_crash(compose: dict[str, Any]) -> None:
     for name, service in compose["services"].items():
+        ends = service.get("profiles") == ["by-hand"] or name in ("certificates", "register")
+        assert service["restart"] == ("no" if ends else "unless-stopped"), name
         assert 256 <= service["pids_limit"] <= 4096, name
         assert re.fullmatch(r"\d+g", str(service["mem_limit"])), name
 

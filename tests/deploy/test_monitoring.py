@@ -23,7 +23,7 @@ from fedsurrogate.server_app.monitoring.prometheus import (
     site_series,
     up_series,
 )
-from tests.children import ran
+from tests.children import ok, ran
 from tests.deploy.test_compose import DEPLOY, interpolated, settings_of_a_kit, volumes
 from tests.server_app.runs.test_reader import make_run
 
@@ -110,8 +110,7 @@ def test_prometheus_and_grafana_have_no_rights_and_are_reached_from_this_machine
 
 
 def test_promtool_accepts_the_files() -> None:
-    done = ran([program("promtool"), "check", "config", str(MONITORING / "prometheus.yml")])
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = ok(ran([program("promtool"), "check", "config", str(MONITORING / "prometheus.yml")]))
     assert f"{len(rules())} rules found" in done.stdout
 
 
@@ -189,8 +188,7 @@ def test_each_alert_fires_exactly_when_its_condition_has_lasted(
         connected, status, hours, waiting, days, free, left, ledger, present,
         found, app, up, link,
     )  # fmt: skip
-    done = judged(case, tmp_path_factory.mktemp("rules"), groups())
-    assert done.returncode == 0, done.stdout + done.stderr
+    ok(judged(case, tmp_path_factory.mktemp("rules"), groups()))
 
 
 def judged(case: Case, folder: Path, wrong: Any) -> subprocess.CompletedProcess[str]:

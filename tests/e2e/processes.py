@@ -205,6 +205,10 @@ class Federation:
             f"{kit}/site.key",
         ]
 
+    def type(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """A command of the coordinator that reaches this SuperLink."""
+        return coordinator(*words, *self.control, cwd=self.home)
+
     def restart_node(self, index: int) -> None:
         """Restart a stopped SuperNode, with the same settings and folders."""
         (self.sockets / str(index)).unlink(missing_ok=True)

@@ -23,6 +23,7 @@ from fedsurrogate.common.errors import PUBLIC_SENTENCES
 from fedsurrogate.common.security.registrations import TABLE, read_table, write_table
 from fedsurrogate.server_app.deployment.certificates import issue
 from fedsurrogate.server_app.deployment.submit import APP_FOLDER, stop_process
+from tests.children import ok
 from tests.e2e.environments import checkout_at
 from tests.e2e.hospitals import Hospital
 from tests.e2e.processes import BIN, coordinator, environment, events, federation, newest, until
@@ -224,8 +225,7 @@ def test_the_coordinators_certificate_ends_and_sites_come_back_once_it_is_renewe
     day.shows(
         "FAIL TLS: the certificate is refused: certificate has expired", "certs FOLDER --renew"
     )
-    done = coordinator("sites", "certs", str(day.credentials), "--renew", cwd=day.home)
-    assert done.returncode == 0, done.stderr
+    ok(coordinator("sites", "certs", str(day.credentials), "--renew", cwd=day.home))
     day.restart_superlink()
     day.works()
 

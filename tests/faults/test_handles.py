@@ -19,6 +19,7 @@ import pytest
 
 from fedsurrogate.server_app.deployment.certificates import issue
 from fedsurrogate.server_app.deployment.submit import APP_FOLDER, stop_process
+from tests.children import ok
 from tests.e2e.processes import (
     Federation,
     coordinator,
@@ -69,8 +70,7 @@ class Coordinator:
 
     def listed(self) -> list[dict[str, Any]]:
         """The rows of `coordinator runs`, newest first."""
-        done = self.call("runs", "--json")
-        assert done.returncode == 0, done.stderr
+        done = ok(self.call("runs", "--json"))
         return list(json.loads(done.stdout))
 
 
@@ -137,8 +137,7 @@ def test_a_run_whose_terminal_was_lost_is_attached_again_and_ends_well(here: Coo
     run.communicate(timeout=60)
     assert run.returncode == 129
     assert here.listed()[0]["state"] == "running"
-    again = here.call("watch", "latest")
-    assert again.returncode == 0, again.stderr
+    again = ok(here.call("watch", "latest"))
     assert "finished:completed, 2 of 2 sites used" in again.stdout
     assert newest(here.output)[1]["status"] == "ok"
     assert here.call("stop", "latest").stderr.strip().endswith("there is nothing to stop")
@@ -151,8 +150,7 @@ def test_a_run_is_stopped_by_its_folder_and_its_command_ends_with_the_reason(
     run = here.begin(LONG)
     until(lambda: here.rounds() > before)
     folder, _ = newest(here.output)
-    stopped = here.call("stop", folder.name)
-    assert stopped.returncode == 0, stopped.stderr
+    stopped = ok(here.call("stop", folder.name))
     assert f'resume="{folder}"' in stopped.stdout
     _, errors = run.communicate(timeout=200)
     assert run.returncode == 1
@@ -180,8 +178,7 @@ def test_the_command_that_stop_prints_continues_the_run_wherever_a_container_rea
         folder, _ = newest(here.output)
         runs = os.path.relpath(here.output, typed_in)
         words = (folder.name, "--runs", runs, *here.running.control)
-        stopped = coordinator("stop", *words, cwd=typed_in)
-        assert stopped.returncode == 0, stopped.stderr
+        stopped = ok(coordinator("stop", *words, cwd=typed_in))
         run.communicate(timeout=200)
         (line,) = (e for e in stopped.stdout.splitlines() if e.startswith("continue it: "))
         program, *typed = shlex.split(line.removeprefix("continue it: "))

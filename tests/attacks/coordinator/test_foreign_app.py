@@ -27,7 +27,7 @@ from fedsurrogate.server_app.deployment.federation import make_federation, super
 from fedsurrogate.server_app.deployment.submit import APP_FOLDER, stop_process
 from tests import documents
 from tests.attacks.coordinator.test_sent_code import changed_app
-from tests.children import ran
+from tests.children import ok, ran
 from tests.documents import BETWEEN_MACHINES, ONE_MACHINE
 from tests.e2e.processes import (
     BIN,
@@ -345,8 +345,7 @@ def test_on_localhost_no_foreign_code_is_started_and_the_run_finishes(tmp_path: 
             "the code of the hospital has answered"
         )
         for line in running.run_commands:
-            done = running.shell(line, 400)
-            assert done.returncode == 0, done.stdout + done.stderr
+            done = ok(running.shell(line, 400))
             assert documents.check_shown(finished_run[1], done.stderr + done.stdout) == 5
         logs = [file.read_text() for file in sorted(home.glob("log-*.txt"))]
         assert documents.check_shown(started[1], logs[0]) == 2
