@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 import pickle
 import subprocess
+import sys
 import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
+
+ROOT = Path(__file__).parents[1]
 
 Ended = subprocess.CompletedProcess[str]
 
@@ -15,6 +19,13 @@ Ended = subprocess.CompletedProcess[str]
 def ran(command: Sequence[str | os.PathLike[str]], check: bool = False, **options: Any) -> Ended:
     """A command that has ended, with what it printed. check: that it did not fail."""
     return subprocess.run(command, capture_output=True, text=True, check=check, **options)
+
+
+def imported_by(statement: str, names: Sequence[str]) -> list[str]:
+    """Those of these modules that a new process has imported after a statement."""
+    script = f"{statement}\nimport sys\nprint(*(name for name in {list(names)!r} if name in sys.modules))"
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "FLWR_TELEMETRY_ENABLED": "0"}
+    return ok(ran([sys.executable, "-c", script], cwd=ROOT, env=environment)).stdout.split()
 
 
 def ok(done: Ended) -> Ended:

@@ -1,9 +1,7 @@
 """The project's coding rules, checked in the source itself."""
 
 import ast
-import os
 import re
-import sys
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -11,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.code_lines import lines_of
-from tests.children import ok, ran
+from tests.children import imported_by
 from tests.imports import (
     OWN,
     arrows,
@@ -434,14 +432,6 @@ def test_generated_code_is_that_of_the_schema(tmp_path: Path) -> None:
     assert (tmp_path / "surrogate_pb2.pyi").read_text() == (
         ROOT / "common" / "surrogate_pb2.pyi"
     ).read_text()
-
-
-def imported_by(statement: str, names: tuple[str, ...]) -> list[str]:
-    """Those of these modules that a new process has imported after a statement."""
-    script = f"import sys; {statement}; print(*(name for name in {names!r} if name in sys.modules))"
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "FLWR_TELEMETRY_ENABLED": "0"}
-    done = ok(ran([sys.executable, "-c", script], cwd=ROOT, env=environment))
-    return done.stdout.split()
 
 
 @pytest.mark.parametrize(

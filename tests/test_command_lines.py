@@ -19,7 +19,7 @@ from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.renamed import RENAMED, gone
 from fedsurrogate.common.settings import kebab
 from tests import commands
-from tests.children import ran
+from tests.children import imported_by, ran
 
 ROOT = Path(__file__).parents[1]
 APPS = {
@@ -63,18 +63,15 @@ NAMES = [" ".join((app, *path)) for app, path, _ in LEAVES]
 
 def loaded(program: str, lines: list[list[str]], modules: tuple[str, ...]) -> list[str]:
     """The `modules` that are loaded after these command lines, in one new process."""
-    script = f"""
+    calls = f"""
 import contextlib, io, sys
 from {PROGRAMS[program]} import main
 for line in {lines!r}:
     sys.argv = [{program!r}, *line]
     with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
         main()
-print(*(name for name in {modules!r} if name in sys.modules))
 """
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = ran([sys.executable, "-c", script], env=environment, check=True)
-    return done.stdout.split()
+    return imported_by(calls, modules)
 
 
 @pytest.mark.parametrize("program", APPS)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
@@ -131,14 +130,6 @@ def test_a_plan_and_a_simulation_are_refused_before_any_work(tmp_path: Path) -> 
     with pytest.raises(ConfigError, match="max-payload-mib = 1"):
         check_records(parse_run(flat | TINY), 2)
     assert "12 used" in check_records(parse_run(flat), 2)[0]
-
-
-def image_folder(folder: Path, count: int) -> NodeConfig:
-    """A node-config of a folder with so many images of one class."""
-    (folder / "sick").mkdir(parents=True)
-    for number in range(count):
-        Image.new("L", (8, 8)).save(folder / "sick" / f"{number}.png")
-    return NodeConfig(data="imagefolder", data_dir=str(folder))
 
 
 @pytest.mark.parametrize("kind", ["imagefolder", "dicom"])
