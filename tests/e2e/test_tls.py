@@ -338,11 +338,11 @@ def test_a_key_that_was_taken_back_is_refused_and_those_of_others_are_not(
     assert doctor(running, *running.credentials("1"))["key"] == "FAIL"
     assert doctor(running, *running.credentials("0"))["key"] == "PASS"
     # The site takes part again with a new key, by the steps that `register` prints.
-    refused = running.type("sites", "register", certificates_and_keys)
-    assert "taken back 1" in refused.stdout
+    shown = running.type("sites", "register", certificates_and_keys)
+    assert "taken back 1" in shown.stdout
     steps = [
         line.partition(": ")[2].strip()
-        for line in refused.stdout.splitlines()
+        for line in shown.stdout.splitlines()
         if f"coordinator sites certs {certificates_and_keys}" in line
     ]
     (step,) = [each for each in steps if "--site 1 " in f"{each} "]
