@@ -258,19 +258,6 @@ def test_methods_do_not_import_each_other(folder: str) -> None:
             )
 
 
-def test_a_class_name_has_one_meaning() -> None:
-    """The public interface is left out: `fedsurrogate.Surrogate` is what users see of the type of
-    this name inside.
-    """
-    found: dict[str, list[str]] = {}
-    for path in sources(*(room for room in ROOMS if room != "fedsurrogate")):
-        for node in ast.walk(tree(path)):
-            if isinstance(node, ast.ClassDef):
-                found.setdefault(node.name, []).append(path)
-    twice = {name: paths for name, paths in found.items() if len(paths) > 1}
-    assert not twice, "one name, one type: rename the class that is less used"
-
-
 @holds_for(sources("client_app/cli", "server_app/cli"))
 def test_command_lines_import_public_names_only(path: str) -> None:
     for node in import_statements(ROOT / path):
