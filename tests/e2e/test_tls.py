@@ -17,7 +17,7 @@ from fedsurrogate.common.security.registrations import TABLE, VARIABLE, read_tab
 from fedsurrogate.server_app.deployment.certificates import certify, issue
 from fedsurrogate.server_app.deployment.enrolment import request_in
 from fedsurrogate.server_app.deployment.submit import APP_FOLDER
-from tests.children import ok, refused
+from tests.children import ok, ran, refused
 from tests.e2e.processes import (
     BIN,
     PATIENCE,
@@ -246,25 +246,9 @@ def test_the_fleet_port_answers_no_control_request(running: Federation) -> None:
     trust = f'root-certificates = "{running.certificates_and_keys}/ca.crt"'
     (home / "config.toml").write_text(f'[superlink.fleet]\naddress = "{running.fleet}"\n{trust}\n')
     command = [str(BIN / "flwr"), "supernode", "list", "fleet"]
-    done = subprocess.run(
-        command,
-        env=environment(home),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
+    done = ran(command, env=environment(home), timeout=PATIENCE)
     assert done.returncode != 0
-    ok(
-        subprocess.run(
-            [*command[:-1], "local-test"],
-            env=environment(running.home),
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-            check=False,
-        )
-    )
+    ok(ran([*command[:-1], "local-test"], env=environment(running.home), timeout=PATIENCE))
 
 
 def test_a_run_finishes_over_tls_without_the_site_that_claims_the_name_of_another(

@@ -21,7 +21,7 @@ from fedsurrogate.server_app.deployment.submit import stop_process
 from tests import newest_flower
 from tests.attacks.coordinator.test_foreign_app import PATIENTS, Theft
 from tests.attacks.coordinator.test_sent_code import doors
-from tests.children import ok
+from tests.children import ok, ran
 from tests.e2e.processes import (
     BIN,
     PATIENCE,
@@ -198,14 +198,11 @@ class Two:
         self, *command: str, flower: Mapping[str, str] = NEW
     ) -> subprocess.CompletedProcess[str]:
         """Run a command to its end."""
-        return subprocess.run(
+        return ran(
             [str(BIN / command[0]), *command[1:]],
             cwd=self.home,
             env=environment(self.home / "flwr") | flower,
-            capture_output=True,
-            text=True,
             timeout=PATIENCE,
-            check=False,
         )
 
     def log(self, name: str) -> str:
@@ -239,12 +236,9 @@ class Two:
         )
         settings.write_text(text.replace("[tool.flwr.app.config]\nnodes = 0\n", ""))
         ok(
-            subprocess.run(
+            ran(
                 [sys.executable, "-c", START, str(theft.app), self.control[1]],
                 env=environment(self.home / "flwr") | NEW,
-                capture_output=True,
-                text=True,
-                check=False,
             )
         )
         return theft
