@@ -26,7 +26,7 @@ from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.settings.base import parse_overrides
 from tests.children import ok, ran
 from tests.client_app.model_use.hospitals import site
-from tests.e2e.processes import APP_FOLDER, free_ports, ready, until
+from tests.e2e.processes import APP_FOLDER, SITE, free_ports, ready, until
 
 
 class Containers:
@@ -66,7 +66,7 @@ class Containers:
         if words[0] == "app":
             settings["FEDSURROGATE_NODE_CONFIG"] = self.config
         with output.open("w") as stream:
-            command = [sys.executable, "-m", "fedsurrogate.client_app.cli.main", *words]
+            command = [*SITE, *words]
             self.running.append(
                 subprocess.Popen(command, env=settings, stdout=stream, stderr=stream)
             )

@@ -36,6 +36,10 @@ from fedsurrogate.server_app.deployment.submit import APP_FOLDER, stop_process
 from tests.children import ran
 
 BIN = Path(sys.executable).parent
+# How the programs of this checkout are started.
+COORDINATOR, SITE = (
+    (sys.executable, "-m", f"fedsurrogate.{side}_app.cli.main") for side in ("server", "client")
+)
 Environment = Mapping[str, str]
 # Seconds after which a test gives up. It passes in a fraction; on a machine that ten others share
 # it may take this long.

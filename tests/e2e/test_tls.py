@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from tests.children import ok, ran, refused
 from tests.e2e.processes import (
     BIN,
     PATIENCE,
+    SITE,
     Federation,
     coordinator,
     environment,
@@ -211,16 +211,7 @@ def test_a_barred_node_tries_again_by_itself_where_it_is_told_to(
         "--node-config",
         NODE.format(0),
     ]
-    command = [
-        sys.executable,
-        "-m",
-        "fedsurrogate.client_app.cli.main",
-        "node",
-        "--retry",
-        "0.1",
-        "--runtime",
-        f"unix:{tmp_path}/app",
-    ]
+    command = [*SITE, "node", "--retry", "0.1", "--runtime", f"unix:{tmp_path}/app"]
     errors = tmp_path / "stderr.txt"
     app = ready(f"unix:{tmp_path}/app")
     with errors.open("w") as log:

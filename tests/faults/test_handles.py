@@ -7,7 +7,6 @@ import os
 import shlex
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -21,6 +20,7 @@ from fedsurrogate.server_app.deployment.certificates import issue
 from fedsurrogate.server_app.deployment.submit import APP_FOLDER, stop_process
 from tests.children import ok
 from tests.e2e.processes import (
+    COORDINATOR,
     Federation,
     coordinator,
     environment,
@@ -47,7 +47,7 @@ class Coordinator:
         words = ["run", *self.running.control, "-c", f'{settings} output-dir="{self.output}"']
         known = environment(self.home) | {"PYTHONPATH": str(APP_FOLDER), "HOME": str(self.home)}
         return subprocess.Popen(
-            [sys.executable, "-m", "fedsurrogate.server_app.cli.main", *words],
+            [*COORDINATOR, *words],
             env=known, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0,
         )  # fmt: skip
 
@@ -184,7 +184,7 @@ def test_the_command_that_stop_prints_continues_the_run_wherever_a_container_rea
         program, *typed = shlex.split(line.removeprefix("continue it: "))
         assert program == "coordinator"
         begun = subprocess.Popen(
-            [sys.executable, "-m", "fedsurrogate.server_app.cli.main", *typed],
+            [*COORDINATOR, *typed],
             cwd=typed_in, env=environment(root) | {"PYTHONPATH": str(APP_FOLDER)},
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
