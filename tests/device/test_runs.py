@@ -57,20 +57,22 @@ def test_a_private_method_runs_with_a_device(tmp_path: Path, spec: Method) -> No
 def test_a_method_on_a_device_learns_what_it_learns_on_a_processor(
     tmp_path: Path, spec: Method
 ) -> None:
-    compare(tmp_path, settings_of(spec, TINY))
+    machine = compare(tmp_path, settings_of(spec, TINY))
+    computes = spec is SPECS[spec.name] and spec.name in QUICK
+    assert machine.copies["to"] > 0 or not computes
 
 
-def compare(tmp_path: Path, settings: dict[str, Any]) -> None:
+def compare(tmp_path: Path, settings: dict[str, Any]) -> Machine:
     """The same model from both; without privacy, whose noise is the operating system's."""
     there, machine = model_of(tmp_path, "cuda", **settings)
     here, other = model_of(tmp_path, "cpu", **settings)
     assert other.copies == {"to": 0, "from": 0}
-    assert machine.copies["to"] > 0 or settings["method"] not in QUICK
     # Constants may be kept for the next run; everything else on the device is freed.
     assert max(machine.used) < 2**16
     assert there.keys() == here.keys()
     for name, value in here.items():
         torch.testing.assert_close(there[name], value, rtol=1e-5, atol=1e-6)
+    return machine
 
 
 FURTHER: dict[str, dict[str, Any]] = {
@@ -87,4 +89,4 @@ FURTHER: dict[str, dict[str, Any]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FURTHER)
 def test_settings_that_compute_more_on_a_device_find_the_same(tmp_path: Path, name: str) -> None:
-    compare(tmp_path, TINY | FURTHER[name])
+    assert compare(tmp_path, TINY | FURTHER[name]).copies["to"] > 0
