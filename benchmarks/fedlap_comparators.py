@@ -8,24 +8,20 @@ without and with epsilon.
 
 All but FedPFT train the same ConvNet of width 32; FedPFT takes the pixels as features, and sends
 once. PSG needs a budget, and DSC and FedDM refuse one. FedRep shares all layers but the last; its
-accuracies are means over the sites' own models. "Before" is FedLAP with its old image steps and
-their settings. The script continues: a method and seed whose settings are unchanged are read from
-the results; remove these to compute all anew.
+accuracies are means over the sites' own models. The script continues: a method
+and seed whose settings are unchanged are read from the results; remove these to compute all anew.
 """
 
-import contextlib
 from typing import Any
 
 from rich.progress import track
 
-from benchmarks._fedlap_before import SETTINGS, before
 from benchmarks.fedlap_against_fedavg import CASES, SITES, base_of, fewer
 from benchmarks.harness.federation import load_seed, measure
 from benchmarks.harness.options import described
 from benchmarks.harness.results import report, stored
 from benchmarks.harness.seeds import mean_and_deviation
 
-BEFORE = "FedLAP, before"
 EPSILON: dict[str, Any] = {"epsilon": 8.0, "delta": 1e-5}
 AVERAGE: dict[str, Any] = {"fedavg.model": "convnet", "fedavg.width": 32, "fedavg.local-epochs": 5}
 MEMORY: dict[str, Any] = {"fedlap.memory": 0.33}
@@ -42,7 +38,6 @@ def methods(rounds: int, records: int) -> dict[str, dict[str, Any]]:
     return {
         "FedLAP": lap | MEMORY | {"method": "fedlap"},
         "FedLAP, no memory": paper | {"method": "fedlap"},
-        BEFORE: lap | SETTINGS | {"method": "fedlap"},
         "FedAvg": average | {"method": "fedavg"},
         "FedRep": average | {"method": "fedrep"},
         "DSC": paper | {"method": "dsc"},
@@ -76,8 +71,7 @@ def main() -> None:
         for name, own in track(asked.items(), description=f"seed {seed}"):
             if known(options.case).get(name, {}).get(str(seed), {}).get("settings") == own:
                 continue
-            with before() if name == BEFORE else contextlib.nullcontext():
-                measured = measure(base | {"seed": seed}, data.named(own), data)
+            measured = measure(base | {"seed": seed}, data.named(own), data)
             curve = measured.curve or [(measured.bytes, measured.accuracy)]
             # Read again, because another process may have added rows.
             curves = known(options.case)

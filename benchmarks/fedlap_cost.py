@@ -1,11 +1,10 @@
 """Processor time of a FedLAP round at a site by part, and its ratio to that of FedAvg's local
-epochs, before and now.
+epochs.
 
 Two cases. The default (one exact gradient, 40 image steps) against FedAvg with five epochs. The
 paper's loop (five batches of 256 CIFAR-10 images, width 128) against FedAvg with the same number of
 batches. The paper makes forty times as many of both, which keeps the ratio. It reports a ratio of
-5; its formula gives 11; its code needs about 20. "Before": a backward pass through a backward pass,
-with the settings of that time. Wrong: the length of the difference between the gradients of the
+5; its formula gives 11; its code needs about 20. Wrong: the length of the difference between the gradients of the
 synthetic and of all real records, as a share of the latter's; and one minus the cosine of the two.
 """
 
@@ -18,7 +17,6 @@ from typing import Any
 
 import torch
 
-from benchmarks._fedlap_before import SETTINGS, before
 from benchmarks.harness.federation import Federation, load, with_rows
 from benchmarks.harness.options import described
 from benchmarks.harness.results import report
@@ -41,9 +39,8 @@ CIFAR: dict[str, Any] = {
 }
 PAPER: dict[str, Any] = {"fedlap.width": 128, "fedlap.images-per-class": 50}
 PAPER |= {"fedlap.loops": 5, "fedlap.batch-size": 256}
-# What is replaced while a row is measured.
-CHANGED: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-    "before": before,
+VARIANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "now": nullcontext,
     "now, in bfloat16": lambda: torch.autocast("cpu", torch.bfloat16),
 }
 PARTS = ("real-gradients", "image-steps", "radius-search")
@@ -95,7 +92,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], int, int,
 
 
 def measure(name: str) -> None:
-    """FedLAP's round in one case, before and now, with FedAvg's before and after each."""
+    """FedLAP's round in one case, with FedAvg's before and after each."""
     base, own, fewer, batch, epochs, records = CASES[name]
     if base is CIFAR:
         base = CIFAR | cifar_images()
@@ -109,14 +106,9 @@ def measure(name: str) -> None:
     work(base | average, data, records)  # the first call of a process includes lazy loading
     peers = [work(base | average, data, records)[1]]
     rows: list[list[Any]] = []
-    old = (
-        {"before": SETTINGS | own, "exact steps": SETTINGS | own}
-        if name == "digits"
-        else {"before": SETTINGS | own}
-    )
-    for variant, settings in {**old, "now": own | fewer, "now, in bfloat16": own | fewer}.items():
-        with CHANGED.get(variant, nullcontext)():
-            made, seconds, training = work(base | {"method": "fedlap"} | settings, data, records)
+    for variant, changed in VARIANTS.items():
+        with changed():
+            made, seconds, training = work(base | {"method": "fedlap"} | own | fewer, data, records)
         peers.append(work(base | average, data, records)[1])
         parts = [float(made.answer[f"{part}-seconds"]) for part in PARTS]
         shares = [f"{100 * part / sum(parts):.0f} %" for part in parts]

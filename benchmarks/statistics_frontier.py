@@ -4,26 +4,22 @@ AFL, FedCOF, raw features.
 CIFAR-10 features (of `--backbone`), 10 sites, Dirichlet 0.1, three seeds; and PACS photo and sketch,
 two sites. Every row uses real payloads: packed, measured, unpacked and learned from. All rows raise
 features to the power 0.5, but for FedPFT as published. AFL and FedCOF are the rules of
-benchmarks/_closed_form_peers.py. Also in this run: seconds of learning,
-in closed form and on samples; and whether `gram` gives the same head for 100 sites and Dirichlet
+benchmarks/_closed_form_peers.py. Also in this run: whether
+`gram` gives the same head for 100 sites and Dirichlet
 0.01.
 
     python benchmarks/statistics_frontier.py
-    python benchmarks/statistics_frontier.py --only seconds   # processor seconds of learning
-    python benchmarks/statistics_frontier.py --only basis     # experiments: a shared basis, entropy coding
 """
 
 import re
 import statistics
 from collections import defaultdict
 from dataclasses import dataclass, field
-from time import process_time
 from typing import Any
 
 from rich.progress import track
 
 from benchmarks import _closed_form_peers as peers
-from benchmarks._shared_basis import entropy_coded, measured_points
 from benchmarks.harness.federation import (
     Federation,
     Measured,
@@ -33,11 +29,10 @@ from benchmarks.harness.federation import (
 )
 from benchmarks.harness.options import described, with_backbone
 from benchmarks.harness.plots import axes_of, draw
-from benchmarks.harness.results import report, stored
-from benchmarks.harness.samples import BACKBONES, feature_settings, shared
+from benchmarks.harness.results import report
+from benchmarks.harness.samples import BACKBONES, feature_settings
 from benchmarks.harness.seeds import frontier_row
 from benchmarks.harness.site_data import make_surrogate
-from benchmarks.harness.timing import paired
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate
 from fedsurrogate.common.wire.records import pack_surrogate, unpack_surrogate
@@ -153,37 +148,6 @@ def measure_all(
     return results
 
 
-def seconds(base: Settings, sites: int) -> list[tuple[str, str, float, float, float]]:
-    """Processor seconds of learning in closed form and on samples, from the same surrogates, in
-    turn.
-    """
-    rows = []
-    own = base | {"features.power-transform": 0.5, "seed": 0}
-    data = load_seed(own, sites, 0)
-    for rank in (16, 64):
-        settings = own | {"fedpft.covariance": "lowrank", "fedpft.rank": rank}
-        sampled = parse_run(settings | SAMPLED)
-        received = [unpack_surrogate(pack_surrogate(each)) for each in Fits(data).of(sampled)]
-        for shrinkage in ("auto", 0.2):
-            run = parse_run(settings | {"head.shrinkage": shrinkage})
-            learn(received, run, "cpu")
-            fast, slow, times = paired(
-                lambda received=received, run=run: learn(received, run, "cpu"),
-                lambda received=received, run=sampled: learn(received, run, "cpu"),
-                clock=process_time,
-            )
-            rows.append(
-                (
-                    f"lowrank r={rank}",
-                    str(shrinkage),
-                    round(fast, 3),
-                    round(slow, 3),
-                    round(times, 1),
-                )
-            )
-    return rows
-
-
 def exact(base: Settings, seeds: int) -> dict[str, list[float]]:
     """Accuracy of `gram` for two partitions, without limits on weights: one head, whatever the
     partition.
@@ -202,43 +166,6 @@ def exact(base: Settings, seeds: int) -> dict[str, list[float]]:
                 right = fits.measured(parse_run(own | limits)).accuracy
                 accuracy[f"{sites} sites, Dirichlet {alpha:g}, {text}"].append(round(right, 2))
     return dict(accuracy)
-
-
-def basis(base: Settings, sites: int, seeds: int) -> tuple[list[Line], list[tuple[Any, ...]]]:
-    """Accuracy and bytes with a basis that all sites share; and the bytes of low rank r=64 after
-    entropy coding.
-    """
-    results: dict[str, list[Measured]] = defaultdict(list)
-    coded: list[tuple[Any, ...]] = []
-    for seed in range(seeds):
-        own = base | {"features.power-transform": 0.5, "seed": seed}
-        run = parse_run(own | {"fedpft.covariance": "gram"})
-        fits = Fits(load_seed(own, sites, seed))
-        whole = fits.of(run)
-
-        def low(rank: int, fits: Fits = fits, own: Settings = own) -> list[AnySurrogate]:
-            return fits.of(parse_run(own | {"fedpft.covariance": "lowrank", "fedpft.rank": rank}))
-
-        weights = shared("weights/mobilenet_v2-imagenet.safetensors")
-        for name, accuracy, sent in measured_points(
-            whole, run, fits.data.classes, fits.data.judge, weights
-        ):
-            results[name].append(Measured(accuracy, sent))
-            print(f"seed {seed}, {name}: {accuracy:.2f} % with {sent / 1e6:.3f} MB", flush=True)
-        if seed == 0:
-            coded = [
-                (
-                    f"lowrank r=64, {bits} bits",
-                    *(round(n / 1e6, 3) for n in entropy_coded(low(64), bits)),
-                )
-                for bits in BITS
-            ]
-    oracle = next(row[1] for row in stored("statistics-frontier")["rows"] if row[0] == RAW)
-    rows = [
-        frontier_row(name, accuracies(each), oracle, [m.bytes for m in each])
-        for name, each in results.items()
-    ]
-    return rows, coded
 
 
 def table(results: dict[str, list[Measured]]) -> list[Line]:
@@ -265,7 +192,7 @@ def main() -> None:
     with_backbone(parser)
     parser.add_argument("--sites", type=int, default=10)
     parser.add_argument("--seeds", type=int, default=3)
-    tables = ("cifar10", "gram", "pacs", "seconds", "basis")
+    tables = ("cifar10", "gram", "pacs")
     parser.add_argument("--only", default="", choices=tables, help="one of the tables")
     parser.add_argument("--rows", default="", help="whose name matches this; raw features too")
     options = parser.parse_args()
@@ -286,19 +213,6 @@ def main() -> None:
         facts = {"settings": cifar, "accuracy": _each(results)}
         report(options.name, title, COLUMNS, rows, **facts)
         plot(rows, title, options.name)
-    if options.only in ("", "seconds"):
-        title = (
-            f"Learning from the statistics of {options.sites} sites, CIFAR-10 {of_images}, "
-            "processor seconds"
-        )
-        columns = (
-            "released",
-            "shrinkage",
-            "closed form, s",
-            "trained on samples, s",
-            "times faster",
-        )
-        report(f"{options.name}-seconds", title, columns, seconds(folder | cifar, options.sites))
     if options.only in ("", "gram"):
         title = f"Statistics: CIFAR-10 {of_images}, gram with lda, {options.seeds} seeds"
         same = exact(folder | cifar, options.seeds)
@@ -306,14 +220,6 @@ def main() -> None:
             (name, round(statistics.mean(values), 2), values) for name, values in same.items()
         ]
         report(f"{options.name}-gram", title, ("sites", "accuracy %", "each seed"), rows_of_gram)
-    if options.only in ("", "basis"):
-        where = f"CIFAR-10 {of_images}, {options.sites} sites, Dirichlet 0.1, {options.seeds} seeds"
-        title = f"A shared basis, experiments: {where}"
-        rows_of_basis, coded = basis(folder | cifar, options.sites, options.seeds)
-        sizes = {"columns": ["released", "MB", "MB, zlib", "MB, lzma"], "rows": coded}
-        report(f"{options.name}-basis", title, COLUMNS, rows_of_basis, entropy_coding=sizes)
-        last = stored(options.name)
-        plot([*map(tuple, last["rows"]), *rows_of_basis], last["title"], options.name)
     if options.only in ("", "pacs"):
         pacs = {"dataset": "pacs-photo,pacs-sketch", "head.min-steps": 1000}
         results = measure_all(folder | pacs, 2, options.seeds, options.rows)

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.children import ran
-
 IMAGE = os.environ.get("IMAGE", "fedsurrogate:demo")
 
 
@@ -37,16 +35,6 @@ def engine() -> tuple[str, list[str]]:
                     pytest.skip(f"{name} starts no container here")
                 return name, compose
     pytest.skip("needs Docker or Podman, running, and its compose command")
-
-
-def started(project: str, service: str, name: str) -> str:
-    """Id of the container of a service."""
-    labels = [
-        f"label=com.docker.compose.{key}={value}"
-        for key, value in (("project", project), ("service", service))
-    ]
-    filters = [part for label in labels for part in ("--filter", label)]
-    return ran([name, "ps", "-aq", *filters], check=True).stdout.strip()
 
 
 def run(*command: str, cwd: Path | None = None, check: bool = True, seconds: float = 600) -> str:

@@ -16,7 +16,7 @@ import click
 from typer.main import get_command
 
 from tests.documents import ROOT
-from tests.test_help import APPS
+from tests.test_command_lines import APPS
 
 FOLDERS = ("client_app", "common", "fedsurrogate", "server_app", "strategies")
 # In backticks, after "Example:", or in a message after a colon or "&&", as people read a command.

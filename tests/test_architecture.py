@@ -1,9 +1,7 @@
 """The project's coding rules, checked in the source itself."""
 
 import ast
-import os
 import re
-import sys
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -11,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.code_lines import lines_of
-from tests.children import ran
+from tests.children import imported_by
 from tests.imports import (
     OWN,
     arrows,
@@ -22,7 +20,6 @@ from tests.imports import (
     modules,
     names_imported,
     parsed,
-    takers_of_all_settings,
     within,
 )
 
@@ -57,10 +54,6 @@ UNPICKLERS = {
 }  # fmt: skip
 GENERATED = {"common/surrogate_pb2.py"}
 MOST_LINES, MOST_PARAMETERS = 500, 7
-# Functions that take all settings of a run, or a request or a training that holds them, read at most
-# two values, and never pass them on. Those that remain are called alike with others that read more,
-# as plans and what plans name are; read more of the settings than the rule sees; or read them twice.
-MOST_TAKERS = 7
 HEAVY = (
     "torchvision", "open_clip", "timm", "matplotlib", "sklearn", "datasets", "pyarrow", "pydicom",
 )  # fmt: skip
@@ -265,19 +258,6 @@ def test_methods_do_not_import_each_other(folder: str) -> None:
             )
 
 
-def test_a_class_name_has_one_meaning() -> None:
-    """The public interface is left out: `fedsurrogate.Surrogate` is what users see of the type of
-    this name inside.
-    """
-    found: dict[str, list[str]] = {}
-    for path in sources(*(room for room in ROOMS if room != "fedsurrogate")):
-        for node in ast.walk(tree(path)):
-            if isinstance(node, ast.ClassDef):
-                found.setdefault(node.name, []).append(path)
-    twice = {name: paths for name, paths in found.items() if len(paths) > 1}
-    assert not twice, "one name, one type: rename the class that is less used"
-
-
 @holds_for(sources("client_app/cli", "server_app/cli"))
 def test_command_lines_import_public_names_only(path: str) -> None:
     for node in import_statements(ROOT / path):
@@ -412,14 +392,6 @@ def test_no_modules_import_each_other_in_a_circle_not_even_for_types_or_inside_f
     assert not circles(arrows())
 
 
-def test_no_more_functions_take_all_settings_of_a_run_to_read_one_or_two() -> None:
-    found = takers_of_all_settings()
-    assert len(found) <= MOST_TAKERS, (
-        "pass the value, not all settings; if there are fewer now, lower the number: "
-        + "; ".join(found)
-    )
-
-
 def descriptor(code: str) -> bytes:
     """The schema that generated protobuf code holds."""
     for node in ast.walk(ast.parse(code)):
@@ -447,15 +419,6 @@ def test_generated_code_is_that_of_the_schema(tmp_path: Path) -> None:
     assert (tmp_path / "surrogate_pb2.pyi").read_text() == (
         ROOT / "common" / "surrogate_pb2.pyi"
     ).read_text()
-
-
-def imported_by(statement: str, names: tuple[str, ...]) -> list[str]:
-    """Those of these modules that a new process has imported after a statement."""
-    script = f"import sys; {statement}; print(*(name for name in {names!r} if name in sys.modules))"
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "FLWR_TELEMETRY_ENABLED": "0"}
-    done = ran([sys.executable, "-c", script], cwd=ROOT, env=environment)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Properties of all commands: what they load, -h, --version, completion, 80 columns, and no
+"""Properties of all commands: what they load, help, --version, completion, 80 columns, and no
 traceback on wrong usage.
 """
 
@@ -19,7 +19,7 @@ from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.renamed import RENAMED, gone
 from fedsurrogate.common.settings import kebab
 from tests import commands
-from tests.children import ran
+from tests.children import imported_by, ran
 
 ROOT = Path(__file__).parents[1]
 APPS = {
@@ -41,7 +41,6 @@ MODELS = (
     "fedsurrogate.common.settings",
     "fedsurrogate.client_app.node_config",
 )
-NARROW = {"COLUMNS": "80", "TERMINAL_WIDTH": "80"}
 Captured = pytest.CaptureFixture[str]
 
 
@@ -64,18 +63,15 @@ NAMES = [" ".join((app, *path)) for app, path, _ in LEAVES]
 
 def loaded(program: str, lines: list[list[str]], modules: tuple[str, ...]) -> list[str]:
     """The `modules` that are loaded after these command lines, in one new process."""
-    script = f"""
+    calls = f"""
 import contextlib, io, sys
 from {PROGRAMS[program]} import main
 for line in {lines!r}:
     sys.argv = [{program!r}, *line]
     with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
         main()
-print(*(name for name in {modules!r} if name in sys.modules))
 """
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = ran([sys.executable, "-c", script], env=environment, check=True)
-    return done.stdout.split()
+    return imported_by(calls, modules)
 
 
 @pytest.mark.parametrize("program", APPS)
@@ -120,16 +116,23 @@ def test_lists_load_no_heavy_library(program: str) -> None:
 
 
 @pytest.mark.parametrize(("app", "path", "command"), LEAVES, ids=NAMES)
-def test_every_command_has_short_help_and_version(
+def test_every_command_explains_itself_and_all_it_takes_and_has_short_help_and_version(
     app: str, path: tuple[str, ...], command: Command
 ) -> None:
-    def run(option: str) -> str:
-        done = CliRunner().invoke(APPS[app], [*path, option], env=NARROW)
+    def run(option: str, columns: str = "80") -> str:
+        wide = {"COLUMNS": columns, "TERMINAL_WIDTH": columns}
+        done = CliRunner().invoke(APPS[app], [*path, option], env=wide)
         assert done.exit_code == 0
         return done.output
 
     assert run("-h") == run("--help")
     assert run("--version").startswith("fedsurrogate ")
+    assert command.help
+    shown = " ".join(run("--help", "400").split())
+    for parameter in command.get_params(click.Context(command)):
+        message = getattr(parameter, "help", None)
+        assert message, parameter.name
+        assert " ".join(message.split())[:40] in shown, parameter.name
 
 
 # Words of a command that is no more, and what is said of them.

@@ -100,44 +100,13 @@ def test_tests_have_a_home_of_their_own() -> None:
     assert Path.home().name.startswith("fedsurrogate-tests-")
 
 
-class Item:
-    """A collected test, as far as the hook needs it."""
-
-    def __init__(self, path: Path, *fixtures: str) -> None:
-        self.path, self.fixturenames = path, fixtures
-        self.marks: dict[str, pytest.Mark] = {}
-
-    def get_closest_marker(self, name: str) -> pytest.Mark | None:
-        return self.marks.get(name)
-
-    def add_marker(self, mark: pytest.MarkDecorator) -> None:
-        self.marks[mark.name] = mark.mark
-
-
-def test_every_test_has_a_time_limit_and_slow_ones_have_more(pytestconfig: pytest.Config) -> None:
-    assert float(pytestconfig.getini("timeout")) == 120
-    quick, slow = (
-        Item(conftest.TESTS / "common" / "test_x.py"),
-        Item(conftest.TESTS / "e2e" / "test_x.py", "samples"),
-    )
-    faulty = Item(conftest.TESTS / "faults" / "test_x.py")
-    faulty.add_marker(pytest.mark.faults)
-    conftest.pytest_collection_modifyitems([quick, slow, faulty])  # type: ignore[list-item]
-    assert quick.marks == {}
-    assert {name: mark.args for name, mark in slow.marks.items()} == {
-        "slow": (),
-        "samples": (),
-        "timeout": (900,),
-    }
-    assert faulty.marks["timeout"].args == (3600,)
-
-
 def test_every_slow_place_exists() -> None:
     """A slow file under a new name would join the quick part."""
     assert [name for name in conftest.SLOW if not (conftest.TESTS / name).exists()] == []
 
 
-def test_a_test_that_hangs_is_ended(tmp_path: Path) -> None:
+def test_a_test_that_hangs_is_ended(tmp_path: Path, pytestconfig: pytest.Config) -> None:
+    assert float(pytestconfig.getini("timeout")) == 120
     (tmp_path / "test_x.py").write_text(
         "import threading\ndef test_hang():\n    threading.Event().wait()\n"
     )

@@ -17,7 +17,7 @@ from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.settings.base import parse_overrides
 from fedsurrogate.server_app.deployment.submit import APP_FOLDER
-from tests.children import ran
+from tests.children import ok, ran, refused
 from tests.deploy.test_compose import DEPLOY, settings_of_a_kit
 from tests.e2e.processes import until
 
@@ -66,12 +66,10 @@ def job(kit: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]
 
 @pytest.mark.slow
 def test_a_job_opens_the_ledger_of_the_kits_data_and_the_next_one_finds_it(kit: Path) -> None:
-    opened = job(kit, "ledger", "open")
-    assert opened.returncode == 0, opened.stderr
+    ok(job(kit, "ledger", "open"))
     assert list((kit / "state" / "ledgers").glob("*.jsonl"))
     assert list((kit / "check-log").glob("*.witness"))
-    shown = job(kit, "ledger", "show")
-    assert shown.returncode == 0
+    shown = ok(job(kit, "ledger", "show"))
     assert "nothing has left yet" in shown.stdout
 
 
@@ -88,8 +86,7 @@ def test_with_apptainer_data_are_read_only_and_the_job_does_the_same(
     (kit.parent / "bin" / "apptainer").chmod(0o755)
     (kit / "site.sif").touch()
     more = {"OPTIONS": str(kit / "options"), "SIF_FILE": str(kit / "site.sif")}
-    opened = job(kit, "ledger", "open", **more)
-    assert opened.returncode == 0, opened.stderr
+    ok(job(kit, "ledger", "open", **more))
     options = (kit / "options").read_text().splitlines()
     assert options[:3] == ["exec", "--containall", "--no-home"]
     assert f"{kit}/own data:{kit}/own data:ro" in options
@@ -116,9 +113,10 @@ def test_the_image_of_a_job_is_a_file_of_this_machine(kit: Path, image: str) -> 
         (commands / name).write_text("#!/bin/sh\ntouch ran\n")
         (commands / name).chmod(0o755)
     path = f"{commands}:{os.environ['PATH']}"
-    done = ran(["bash", str(JOB), "ledger", "show"], cwd=kit, env=os.environ | {"PATH": path})
-    assert done.returncode == 1
-    assert f"SIF={image} is no file" in done.stderr
+    refused(
+        ran(["bash", str(JOB), "ledger", "show"], cwd=kit, env=os.environ | {"PATH": path}),
+        f"SIF={image} is no file",
+    )
     assert not (kit / "ran").exists()
 
 

@@ -112,6 +112,18 @@ def check_ours(arguments: list[str], settings: str = "") -> None:
         command.make_context(arguments[0], rest)
 
 
+def check_started(command: list[str], settings: str = "") -> None:
+    """Raise if what a container starts would not accept its arguments: a command of ours, or Flower's
+    behind one.
+    """
+    for program, parser in FLOWER.items():
+        if " ".join(command).startswith(program):
+            own, rest = own_options(command), command[len(program.split()) :]
+            parser().parse_args([word for word in rest if word not in own])
+            return
+    check_ours(command, settings)
+
+
 def volumes(service: Mapping[str, Any]) -> dict[str, str]:
     """Mount point of each volume; read-only ones end with :ro."""
     return dict(text.split(":", 1) for text in service.get("volumes", ()))
@@ -174,23 +186,13 @@ def test_every_reference_is_defined(compose: dict[str, Any]) -> None:
 def test_every_command_is_one_that_its_program_takes(compose: dict[str, Any]) -> None:
     for name, service in compose["services"].items():
         command = words(service["command"])
-        if program := next(
-            (program for program in FLOWER if " ".join(command).startswith(program)), ""
-        ):
-            FLOWER[program]().parse_args(
-                [
-                    word
-                    for word in command[len(program.split()) :]
-                    if word not in own_options(command)
-                ]
-            )
-        elif command[0] == "sh":
+        if command[0] == "sh":
             (line,) = [
                 each for each in command[2].split("&&") if each.strip().startswith(tuple(OURS))
             ]
             check_ours(shlex.split(line))
         else:
-            check_ours(command, service.get("environment", {}).get(SETTINGS, ""))
+            check_started(command, service.get("environment", {}).get(SETTINGS, ""))
         check = service.get("healthcheck", {}).get("test", [])
         if check[1:2] == ["site"]:
             check_ours(check[1:])
@@ -309,8 +311,10 @@ def test_where_people_type_commands_the_audit_log_can_be_written(compose: dict[s
     assert len(logs) <= 1, "one log"
 
 
-def test_every_container_has_limits_on_memory_and_processes(compose: dict[str, Any]) -> None:
+def test_every_container_has_limits_and_begins_again_after_a_crash(compose: dict[str, Any]) -> None:
     for name, service in compose["services"].items():
+        ends = service.get("profiles") == ["by-hand"] or name in ("certificates", "register")
+        assert service["restart"] == ("no" if ends else "unless-stopped"), name
         assert 256 <= service["pids_limit"] <= 4096, name
         assert re.fullmatch(r"\d+g", str(service["mem_limit"])), name
 

@@ -24,9 +24,9 @@ from fedsurrogate.client_app.processes.node_process import LOOK_SECONDS
 from fedsurrogate.client_app.processes.supervisor import WAITS, await_data, check_data, found_data
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.settings.base import parse_overrides
-from tests.children import ran
+from tests.children import ok, ran
 from tests.client_app.model_use.hospitals import site
-from tests.e2e.processes import APP_FOLDER, free_ports, ready, until
+from tests.e2e.processes import APP_FOLDER, SITE, free_ports, ready, until
 
 
 class Containers:
@@ -66,7 +66,7 @@ class Containers:
         if words[0] == "app":
             settings["FEDSURROGATE_NODE_CONFIG"] = self.config
         with output.open("w") as stream:
-            command = [sys.executable, "-m", "fedsurrogate.client_app.cli.main", *words]
+            command = [*SITE, *words]
             self.running.append(
                 subprocess.Popen(command, env=settings, stdout=stream, stderr=stream)
             )
@@ -196,8 +196,7 @@ def test_the_app_looks_without_loading_torch_into_its_own_process(containers: Co
     )
     script = containers.folder / "script.py"
     script.write_text(code)
-    done = ran([sys.executable, str(script)], env=os.environ | {"PYTHONPATH": str(APP_FOLDER)})
-    assert done.returncode == 0, done.stderr
+    ok(ran([sys.executable, str(script)], env=os.environ | {"PYTHONPATH": str(APP_FOLDER)}))
 
 
 @pytest.mark.usefixtures("looks_here")

@@ -1,15 +1,10 @@
 """Dashboards and alerts: every query finds what our pages have, and each alert fires when it should."""
 
 import json
-import os
 import re
 import shutil
 import subprocess
-import sys
-import urllib.parse
-import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +17,14 @@ from prometheus_client import Metric
 from fedsurrogate.client_app.diagnostics.site_checks import SiteCollector
 from fedsurrogate.client_app.processes.app_report import LEDGER, AppReport
 from fedsurrogate.common.metrics_page import MachineCollector
-from fedsurrogate.server_app.deployment.certificates import issue
-from fedsurrogate.server_app.deployment.submit import APP_FOLDER, stop_process
 from fedsurrogate.server_app.monitoring.prometheus import (
     RunCollector,
     run_series,
     site_series,
     up_series,
 )
-from tests.children import ran
+from tests.children import ok, ran
 from tests.deploy.test_compose import DEPLOY, interpolated, settings_of_a_kit, volumes
-from tests.e2e.hospitals import CLASSES, Hospital
-from tests.e2e.processes import coordinator, federation, free_ports, until
 from tests.server_app.runs.test_reader import make_run
 
 MONITORING = DEPLOY / "monitoring"
@@ -119,8 +110,7 @@ def test_prometheus_and_grafana_have_no_rights_and_are_reached_from_this_machine
 
 
 def test_promtool_accepts_the_files() -> None:
-    done = ran([program("promtool"), "check", "config", str(MONITORING / "prometheus.yml")])
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = ok(ran([program("promtool"), "check", "config", str(MONITORING / "prometheus.yml")]))
     assert f"{len(rules())} rules found" in done.stdout
 
 
@@ -198,8 +188,7 @@ def test_each_alert_fires_exactly_when_its_condition_has_lasted(
         connected, status, hours, waiting, days, free, left, ledger, present,
         found, app, up, link,
     )  # fmt: skip
-    done = judged(case, tmp_path_factory.mktemp("rules"), groups())
-    assert done.returncode == 0, done.stdout + done.stderr
+    ok(judged(case, tmp_path_factory.mktemp("rules"), groups()))
 
 
 def judged(case: Case, folder: Path, wrong: Any) -> subprocess.CompletedProcess[str]:
@@ -230,136 +219,3 @@ def rule_test(case: Case) -> dict[str, Any]:
     series = [dict(zip(("series", "values"), text.split("|"), strict=True)) for text in case.series]
     test = {"interval": "1m", "input_series": series, "alert_rule_test": expected}
     return {"rule_files": ["rules.yml"], "tests": [test]}
-
-
-class Page:
-    """A page of one of our commands, as its own process."""
-
-    def __init__(self, module: str, *words: str, more: dict[str, str]) -> None:
-        (self.port,) = free_ports(1)
-        listen = ["--listen", f"127.0.0.1:{self.port}"]
-        command = [sys.executable, "-m", module, *words, *listen]
-        known = os.environ | {"PYTHONPATH": str(APP_FOLDER)} | more
-        self.process = subprocess.Popen(command, env=known, stdout=subprocess.DEVNULL)
-
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
-
-    def answers(self) -> bool:
-        try:
-            with urllib.request.urlopen(f"http://{self.address}/metrics", timeout=30) as answer:
-                return b"fedsurrogate_" in answer.read()
-        except OSError:
-            return False
-
-
-class Prometheus:
-    """A running Prometheus with our rules and these pages."""
-
-    def __init__(self, folder: Path, pages: list[Page]) -> None:
-        (self._port,) = free_ports(1)
-        config = yaml.safe_load((MONITORING / "prometheus.yml").read_text())
-        config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
-        config["scrape_configs"][0]["static_configs"] = [{"targets": [e.address for e in pages]}]
-        config["rule_files"] = [str(ALERTS)]
-        (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
-        self.process = subprocess.Popen(
-            [
-                program("prometheus"), f"--config.file={folder}/prometheus.yml",
-                f"--storage.tsdb.path={folder}/data", f"--web.listen-address=127.0.0.1:{self._port}",
-            ],
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-
-    def ask(self, query: str) -> list[dict[str, Any]]:
-        """The series of a query now."""
-        words = urllib.parse.urlencode({"query": query})
-        url = f"http://127.0.0.1:{self._port}/api/v1/query?{words}"
-        with urllib.request.urlopen(url, timeout=60) as answer:
-            found = json.load(answer)
-        assert found["status"] == "success", query
-        return list(found["data"]["result"])
-
-    def alerts(self) -> set[str]:
-        """Names of the alerts whose condition holds, whether or not it has lasted."""
-        with urllib.request.urlopen(
-            f"http://127.0.0.1:{self._port}/api/v1/alerts", timeout=60
-        ) as answer:
-            return {each["labels"]["alertname"] for each in json.load(answer)["data"]["alerts"]}
-
-    def ready(self) -> bool:
-        try:
-            return bool(self.ask("up"))
-        except OSError:
-            return False
-
-
-@contextmanager
-def ended(*processes: subprocess.Popen[bytes]) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        for each in processes:
-            stop_process(each.pid)
-
-
-@pytest.mark.slow
-def test_over_real_pages_every_query_has_an_answer_and_a_stopped_site_an_alert(
-    tmp_path: Path,
-) -> None:
-    program("prometheus")
-    credentials, home = tmp_path / "certificates", tmp_path / "flower"
-    issue(credentials, ("127.0.0.1",), ("north", "south"))
-    sites = [Hospital(tmp_path, name, seed) for seed, name in enumerate(("north", "south"))]
-    with federation(
-        home, [each.node_config for each in sites], credentials, names=("north", "south")
-    ) as running:
-        runs = tmp_path / "out"
-        settings_ = (
-            f'classes="{CLASSES}" epsilon=1.0 delta=1e-5 sites=2 deadline=600.0 output-dir="{runs}"'
-        )
-        done = coordinator("run", *running.control, "-c", settings_, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        known = {
-            "FEDSURROGATE_ROOT_CERTIFICATES": str(credentials / "ca.crt"),
-            "FEDSURROGATE_REGISTERED": str(credentials / "registered.json"),
-        }
-        certificates = ("--certificate", str(credentials / "server.crt"))
-        pages = [
-            Page(
-                "fedsurrogate.server_app.cli.main", "log", str(runs), "--to", "prometheus", *certificates,
-                "--superlink", running.control[1], more=known,
-            ),
-            Page(
-                "fedsurrogate.client_app.cli.main", "metrics", *certificates,
-                "--node-config", sites[0].node_config, more={},
-            ),
-        ]  # fmt: skip
-        database = Prometheus(tmp_path, pages)
-        # A hospital has a Prometheus of its own, which sees its page alone.
-        (tmp_path / "hospital").mkdir()
-        of_hospital = Prometheus(tmp_path / "hospital", pages[1:])
-        with ended(database.process, of_hospital.process, *(each.process for each in pages)):
-            for page in pages:
-                until(page.answers)
-            until(database.ready)
-            until(lambda: of_hospital.ready() and bool(of_hospital.ask("fedsurrogate_releases")))
-            until(lambda: bool(database.ask("fedsurrogate_budget_left_ratio")))
-            until(lambda: bool(database.ask("fedsurrogate_site_connected")))
-            # No run is active, no alert fires, a private one-shot run measures no accuracy, and the
-            # page of a node-config has no app that could say what it found at its start.
-            absent = ("seconds_since_event", "ALERTS{", "data_found", "run_accuracy")
-            for query in queries():
-                found = database.ask(query)
-                assert found or any(word in query for word in absent), query
-            connected = database.ask("fedsurrogate_site_connected")
-            assert {
-                each["metric"]["site"]: each["value"][1] for each in connected
-            } == {"north": "1", "south": "1"}  # fmt: skip
-            (left,) = database.ask("fedsurrogate_budget_left_ratio")
-            assert 0 < float(left["value"][1]) < 1
-            assert not database.alerts() & {"SiteSilent", "DataMissing", "BudgetLow", "RunFailed"}
-            stop_process(running.nodes[1].pid)
-            (sites[0].home / "data").rename(sites[0].home / "unmounted")
-            until(lambda: {"SiteSilent", "DataMissing"} <= database.alerts())

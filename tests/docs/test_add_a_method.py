@@ -21,7 +21,7 @@ from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire.model_proto import load_model
-from tests.children import ran
+from tests.children import ok, ran
 from tests.documents import check_shown, masked, shown_after, words
 from tests.grid import ROOT, InProcessGrid, metrics_of, run_federation, sites
 
@@ -91,8 +91,7 @@ def test_the_page_shows_what_its_commands_print(
     }
     for (line,), expected in pairs:
         program, *given = words(line)
-        done = ran([*commands[program], *given], cwd=copy)
-        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+        done = ok(ran([*commands[program], *given], cwd=copy))
         # Above a minute, pytest says it in minutes as well.
         printed = re.sub(r"=| \(\d+:\d\d:\d\d\)", "", done.stdout)
         assert check_shown(expected, printed) == len(masked(expected))

@@ -14,7 +14,7 @@ import pytest
 from fedsurrogate.client_app.governance.policy import DEFAULT, Policy, load_policy
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import PUBLIC_SENTENCES, FedSurrogateError
-from tests.children import ran
+from tests.children import ok, ran
 from tests.documents import DOCS, PAGES, ROOT, blocks, name_of
 
 # What a browser loads by itself; other links are for people.
@@ -31,8 +31,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder),
     ]  # fmt: skip
     environment = os.environ | {"PYTHONPATH": str(ROOT), "NO_MKDOCS_2_WARNING": "1"}
-    done = ran(command, cwd=ROOT, env=environment)
-    assert done.returncode == 0, done.stdout + done.stderr
+    ok(ran(command, cwd=ROOT, env=environment))
     return folder
 
 

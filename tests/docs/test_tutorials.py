@@ -6,11 +6,9 @@ import sys
 import zipfile
 from pathlib import Path
 
-import numpy as np
 import pytest
 import timm
 import torch
-from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
 from torchvision.models import mobilenet_v2, resnet18
@@ -20,6 +18,7 @@ from fedsurrogate.common.backbones.backbones import load_backbone
 from fedsurrogate.common.backbones.own_backbones import own_backbone
 from tests.children import ran
 from tests.commands import coordinator, site
+from tests.data_kinds.identity.sources import folders
 from tests.documents import (
     DOCS,
     README,
@@ -27,53 +26,12 @@ from tests.documents import (
     blocks,
     check_numbers,
     check_shown,
-    commands,
     name_of,
     shown_after,
     words,
 )
 
 BUDGET = DOCS / "tutorials" / "privacy-budget.md"
-
-
-def make_images(folder: Path) -> None:
-    """A hospital's images in a folder for each class."""
-    random = np.random.default_rng(0)
-    for name in ("no", "yes"):
-        (folder / name).mkdir(parents=True)
-        for number in range(40):
-            Image.fromarray(random.integers(0, 255, (28, 28), dtype=np.uint8)).save(
-                folder / name / f"{number}.png"
-            )
-
-
-def test_the_tutorial_about_a_budget_can_be_followed_from_its_first_command_to_its_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    make_images(tmp_path / "xrays")
-    (policy,) = blocks(BUDGET, "toml")
-    (tmp_path / "policy.toml").write_text(policy)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli.console, "width", 200)
-    typed = [
-        words(line.replace("/data/xrays", str(tmp_path / "xrays")))
-        for block in commands(BUDGET)
-        for line in block
-    ]
-    assert [line[1] for line in typed] == ["policy", "ledger", "check", "ledger"]
-    shown = []
-    for line in typed:
-        code, printed = site(monkeypatch, *line[1:]), capsys.readouterr()
-        assert code == 0, printed.err
-        shown.append(printed.out)
-    checked, opened, tried, left = shown
-    assert "policy.toml is fine" in checked
-    assert "check-log" in opened
-    assert "epsilon" in tried
-    assert "nothing has left yet" in left
-    for (_, expected), printed in zip(shown_after(BUDGET), shown, strict=True):
-        assert check_shown(expected, printed)
 
 
 class Typed:
@@ -155,6 +113,17 @@ def typed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Typed:
     return Typed(tmp_path, monkeypatch, capsys)
+
+
+def test_the_tutorial_about_a_budget_can_be_followed_from_its_first_command_to_its_last(
+    typed: Typed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders(typed.place / "xrays", {"no": 40, "yes": 40})
+    (policy,) = blocks(BUDGET, "toml")
+    (typed.place / "policy.toml").write_text(policy)
+    monkeypatch.setenv("HOME", str(typed.place))
+    typed.follow(BUDGET, {"/data/xrays": str(typed.place / "xrays")})
+    assert typed.seen > 10
 
 
 # What a reader types, and what takes a test less time and prints the same lines.
@@ -322,7 +291,7 @@ def test_the_data_set_in_python_of_the_tutorial_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (code,) = blocks(DOCS / "tutorials" / "own-images.md", "python")
-    make_images(tmp_path / "xrays")
+    folders(tmp_path / "xrays", {"no": 40, "yes": 40})
     monkeypatch.chdir(tmp_path)
     # No download of weights here.
     code = code.replace(

@@ -13,6 +13,7 @@ import venv
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.children import ran
 from tests.documents import ROOT
 from tests.e2e.test_wheel import not_needed
 
@@ -70,6 +71,4 @@ def simulate(
     setpriv.
     """
     words = [*before, *map(str, command), "simulate", *options]
-    return subprocess.run(
-        words, cwd=cwd, env=env, capture_output=True, text=True, timeout=300, check=False
-    )
+    return ran(words, cwd=cwd, env=env, timeout=300)

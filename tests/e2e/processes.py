@@ -33,8 +33,13 @@ from fedsurrogate.common.security.registrations import VARIABLE
 from fedsurrogate.server_app.control_api import list_runs
 from fedsurrogate.server_app.deployment.addresses import connect
 from fedsurrogate.server_app.deployment.submit import APP_FOLDER, stop_process
+from tests.children import ran
 
 BIN = Path(sys.executable).parent
+# How the programs of this checkout are started.
+COORDINATOR, SITE = (
+    (sys.executable, "-m", f"fedsurrogate.{side}_app.cli.main") for side in ("server", "client")
+)
 Environment = Mapping[str, str]
 # Seconds after which a test gives up. It passes in a fraction; on a machine that ten others share
 # it may take this long.
@@ -205,6 +210,10 @@ class Federation:
             f"{kit}/site.key",
         ]
 
+    def type(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """A command of the coordinator that reaches this SuperLink."""
+        return coordinator(*words, *self.control, cwd=self.home)
+
     def restart_node(self, index: int) -> None:
         """Restart a stopped SuperNode, with the same settings and folders."""
         (self.sockets / str(index)).unlink(missing_ok=True)
@@ -372,9 +381,7 @@ def federation(
 def submit(home: Path, superlink: str, app: Path, cwd: Path, *flags: str) -> str:
     """Submit an app to a SuperLink that the configuration in `home` names; return the run's id."""
     command, env = [*FLWR, "run", str(app), superlink, *flags], environment(home)
-    done = subprocess.run(
-        command, cwd=cwd, env=env, capture_output=True, text=True, timeout=PATIENCE, check=False
-    )
+    done = ran(command, cwd=cwd, env=env, timeout=PATIENCE)
     (home / "flwr-run.log").write_text(done.stdout + done.stderr)
     run_id = re.search(r"Successfully started run (\d+)", done.stdout)
     assert run_id, done.stdout + done.stderr
@@ -388,9 +395,7 @@ def wait(home: Path, superlink: str, run_id: str, seconds: float = PATIENCE) -> 
     while time.monotonic() < end:
         env = environment(home)
         try:
-            listed = subprocess.run(
-                command, env=env, capture_output=True, text=True, timeout=60, check=False
-            )
+            listed = ran(command, env=env, timeout=60)
         except subprocess.TimeoutExpired:  # on a busy machine
             continue
         # A restarting SuperLink gives no status.

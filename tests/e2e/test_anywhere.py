@@ -9,7 +9,6 @@ import os
 import shutil
 import sqlite3
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -22,8 +21,9 @@ from fedsurrogate.client_app.processes.own_account import own_folder
 from fedsurrogate.server_app.deployment import submit as flower_engine
 from fedsurrogate.server_app.deployment.submit import APP_FOLDER, flower_environment, stop_process
 from fedsurrogate.server_app.lifecycle.before_start import DID_NOT_START
+from tests.children import ok
 from tests.e2e.environments import checkout_at, environment_at, simulate, variables
-from tests.e2e.processes import free_ports, submit, until, wait
+from tests.e2e.processes import COORDINATOR, free_ports, submit, until, wait
 from tests.grid import events_of, metrics_of, run_folders
 
 FAST = "test-fraction=0.8 head.min-steps=100 fedpft.rank=4"
@@ -101,19 +101,20 @@ def test_a_simulation_runs_on_an_odd_machine(
         *(["taskset", "-c", one_core()] if shutil.which("taskset") else []),
     ]
     settings = f'{FAST} output-dir="{tmp_path}/läufe"'
-    found = simulate(
-        "--engine",
-        engine,
-        "--sites",
-        "2",
-        "-c",
-        settings,
-        cwd=Path("/proc"),
-        env=odd_machine | {"PYTHONPATH": str(checkout)},
-        before=before,
-        command=[scripts / "coordinator"],
+    found = ok(
+        simulate(
+            "--engine",
+            engine,
+            "--sites",
+            "2",
+            "-c",
+            settings,
+            cwd=Path("/proc"),
+            env=odd_machine | {"PYTHONPATH": str(checkout)},
+            before=before,
+            command=[scripts / "coordinator"],
+        )
     )
-    assert found.returncode == 0, found.stderr
     (folder,) = run_folders(tmp_path / "läufe")
     assert metrics_of(folder)["sites"]["used"] == 2
     assert folder.stat().st_mode & 0o077 == 0
@@ -151,7 +152,7 @@ def watched(
     kind: str, act: Callable[[psutil.Process], object], *options: str, cwd: Path
 ) -> Iterator[subprocess.Popen[str]]:
     """A simulation, in which the first process with `kind` in its command line meets with `act`."""
-    words = [sys.executable, "-m", "fedsurrogate.server_app.cli.main", "simulate", *options]
+    words = [*COORDINATOR, "simulate", *options]
     with subprocess.Popen(
         words, cwd=cwd, env=variables(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as run:

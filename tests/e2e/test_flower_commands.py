@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from fedsurrogate.server_app.deployment.submit import (
     flower_environment,
     superlink,
 )
+from tests.children import ran
 from tests.e2e.processes import PATIENCE, until
 
 pytestmark = pytest.mark.slow
@@ -38,15 +38,7 @@ class Checkout:
 
     def type(self, *words: str) -> str:
         """The output of a command of Flower, without its colours."""
-        done = subprocess.run(
-            words,
-            cwd=self.folder,
-            env=self._environment,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-            check=False,
-        )
+        done = ran(words, cwd=self.folder, env=self._environment, timeout=PATIENCE)
         text = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout + done.stderr)
         assert done.returncode == 0, text
         return text

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.children import ok
 from tests.e2e.processes import coordinator, federation, site_command
 from tests.strategies.counting.image_hospitals import CLASSES, drawn, hospitals
 
@@ -21,13 +22,11 @@ def test_the_command_names_turned_and_inverted_hospitals_and_each_is_charged_onc
         for own in hospitals(tmp_path, drawn(400, 1), np.arange(400) % 2)
     ]
     for own in configs:
-        opened = site_command("ledger", "open", "--yes", "--node-config", own)
-        assert opened.returncode == 0, opened.stdout + opened.stderr
+        ok(site_command("ledger", "open", "--yes", "--node-config", own))
     with federation(tmp_path / "flower", configs) as running:
         words = ("--classes", ",".join(CLASSES), "--images", "all", "--epsilon", "2", "--json")
         settings = f'sites=4 quorum=1.0 deadline=600.0 output-dir="{tmp_path}/out"'
-        done = coordinator("survey", *running.control, *words, "-c", settings, cwd=tmp_path)
-        assert done.returncode == 0, done.stdout + done.stderr
+        done = ok(coordinator("survey", *running.control, *words, "-c", settings, cwd=tmp_path))
     found = json.loads(done.stdout)["images"]["warnings"]
     named = {(each["site"], each["histogram"]) for each in found}
     assert named == {("south", "orientation"), ("south", "mirror"), ("east", "brightness")}

@@ -113,6 +113,7 @@ def test_three_commands_join_and_three_run(typed: tuple[Path, dict[str, str]]) -
             each.answer([("Let it be in force", "y"), ("Open the ledger", "y")])
         for each in joined:
             each.until("connected; only the code installed here runs")
+        assert check_isolation().state == "PASS"
 
         checked = start(federation, "coordinator", "run", "--check", "-c", SETTINGS)
         assert checked.ended() == 0, checked.shown

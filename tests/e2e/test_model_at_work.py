@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 
 from fedsurrogate.common.signed_models.signed_model import read_signed_model
+from tests.children import ok
 from tests.dicom_files import image, save
 from tests.e2e.processes import coordinator, federation, site_command
 from tests.samples import Samples
@@ -99,8 +100,7 @@ def home(tmp_path_factory: pytest.TempPathFactory, samples: Samples) -> Path:
     with federation(
         home / "flower", [node(home, name, kind) for name, kind in NODES.items()]
     ) as running:
-        done = coordinator("run", *running.control, "-c", SETTINGS, cwd=home)
-        assert done.returncode == 0, done.stdout + done.stderr
+        ok(coordinator("run", *running.control, "-c", SETTINGS, cwd=home))
         # While the coordinator's processes run, so that whatever reached them would be in their
         # files.
         for name, kind in NODES.items():
@@ -109,26 +109,23 @@ def home(tmp_path_factory: pytest.TempPathFactory, samples: Samples) -> Path:
                 home / ("new-png" if kind == "imagefolder" else "new-dicom"),
             )
             assert site_command("models", "use", "--node-config", own).returncode == 0
-            done = site_command(
-                "predict",
-                "--data-dir",
-                str(new),
-                "--out",
-                f"{home}/{name}.csv",
-                "--node-config",
-                own,
+            ok(
+                site_command(
+                    "predict",
+                    "--data-dir",
+                    str(new),
+                    "--out",
+                    f"{home}/{name}.csv",
+                    "--node-config",
+                    own,
+                )
             )
-            assert done.returncode == 0, done.stderr
             out = str(home / f"evaluation-{name}")
-            done = site_command(
-                "evaluate", "--data-dir", str(new), "--out", out, "--node-config", own
-            )
-            assert done.returncode == 0, done.stderr
+            ok(site_command("evaluate", "--data-dir", str(new), "--out", out, "--node-config", own))
         for name, (words, epsilon) in COUNTS.items():
             given = [word.format(run=run_folder(home)) for word in words]
             more = ["--epsilon", str(epsilon), *running.control, "--json"]
-            done = coordinator(*given, *more, cwd=home)
-            assert done.returncode == 0, f"{name}: {done.stderr}"
+            done = ok(coordinator(*given, *more, cwd=home))
             (home / f"{name}.json").write_text(done.stdout)
     return home
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.children import ok
 from tests.e2e.processes import coordinator, federation, site_command
 from tests.grid import run_folders
 
@@ -18,17 +19,18 @@ SETTINGS = (
 @pytest.fixture(scope="module")
 def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("simulation")
-    done = coordinator(
-        "simulate",
-        "--engine",
-        "flower",
-        "--sites",
-        "2",
-        "-c",
-        SETTINGS + " compare=true",
-        cwd=folder,
+    done = ok(
+        coordinator(
+            "simulate",
+            "--engine",
+            "flower",
+            "--sites",
+            "2",
+            "-c",
+            SETTINGS + " compare=true",
+            cwd=folder,
+        )
     )
-    assert done.returncode == 0, done.stderr
     return Path(done.stdout.splitlines()[-1])
 
 
@@ -84,17 +86,18 @@ def test_simulation_leaves_the_run_folder_where_the_user_stands(simulated: Path)
 def test_the_local_engine_gives_the_same_surrogates_and_the_same_accuracy_to_the_last_digit(
     simulated: Path, tmp_path: Path
 ) -> None:
-    done = coordinator(
-        "simulate",
-        "--engine",
-        "local",
-        "--sites",
-        "2",
-        "-c",
-        SETTINGS + " compare=true",
-        cwd=tmp_path,
+    done = ok(
+        coordinator(
+            "simulate",
+            "--engine",
+            "local",
+            "--sites",
+            "2",
+            "-c",
+            SETTINGS + " compare=true",
+            cwd=tmp_path,
+        )
     )
-    assert done.returncode == 0, done.stderr
     local = Path(done.stdout.splitlines()[-1])
     assert local.parent == tmp_path / "runs"
     for name in sorted((simulated / "surrogates").iterdir()):

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,9 +16,11 @@ from fedsurrogate.common.security.registrations import TABLE, VARIABLE, read_tab
 from fedsurrogate.server_app.deployment.certificates import certify, issue
 from fedsurrogate.server_app.deployment.enrolment import request_in
 from fedsurrogate.server_app.deployment.submit import APP_FOLDER
+from tests.children import ok, ran, refused
 from tests.e2e.processes import (
     BIN,
     PATIENCE,
+    SITE,
     Federation,
     coordinator,
     environment,
@@ -36,19 +37,20 @@ NODE = 'data="digits" partition-id={} num-partitions=2'
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     home = tmp_path_factory.mktemp("tls")
-    done = coordinator(
-        "sites",
-        "certs",
-        "certificates",
-        "--host",
-        "127.0.0.1",
-        "--site",
-        "0",
-        "--site",
-        "1",
-        cwd=home,
+    ok(
+        coordinator(
+            "sites",
+            "certs",
+            "certificates",
+            "--host",
+            "127.0.0.1",
+            "--site",
+            "0",
+            "--site",
+            "1",
+            cwd=home,
+        )
     )
-    assert done.returncode == 0, done.stderr
     nodes = [
         f'{NODE.format(i)} cache-dir="{home}/cache" state-dir="{home}/state-{i}"' for i in range(2)
     ]
@@ -86,8 +88,7 @@ def test_a_site_that_enrolled_is_heard_until_its_certificate_ends(
         "sites", "accept", request, "--folder", str(certificates_and_keys), "--fingerprint",
         fingerprint,
     ]  # fmt: skip
-    done = coordinator(*words, *running.control, cwd=running.home)
-    assert done.returncode == 0, done.stderr
+    done = ok(running.type(*words))
     assert "registered west" in done.stdout
     link = ["--root-certificates", f"{certificates_and_keys}/ca.crt"]
     link += ["--auth-supernode-private-key", f"{own}/site.key"]
@@ -114,33 +115,19 @@ def test_a_site_that_enrolled_is_heard_until_its_certificate_ends(
     assert "the time has ended for which the coordinator accepts this site's key" in done.stdout
     # The others are heard, and this one after its renewal.
     assert doctor(running, *running.credentials("0"))["key"] == "PASS"
-    done = coordinator(
-        "sites", "register", str(certificates_and_keys), *running.control, cwd=running.home
-    )
+    done = running.type("sites", "register", str(certificates_and_keys))
     assert "known      west" in done.stdout
     take_kit((certificates_and_keys / "sites" / "west" / "site.crt").read_bytes())
     assert set(doctor(running, *link).values()) == {"PASS"}
-    done = coordinator(
-        "sites",
-        "unregister",
-        str(certificates_and_keys),
-        "west",
-        *running.control,
-        cwd=running.home,
-    )
+    done = running.type("sites", "unregister", str(certificates_and_keys), "west")
     assert doctor(running, *link)["key"] == "FAIL"
 
 
 def test_a_run_that_fails_exits_with_one_and_says_why(running: Federation) -> None:
-    done = coordinator(
-        "run",
-        *running.control,
-        "-c",
-        'sites=2 deadline=600.0 classes="no-such-class"',
-        cwd=running.home,
+    done = refused(
+        running.type("run", "-c", 'sites=2 deadline=600.0 classes="no-such-class"'),
+        "the run ended as finished:failed",
     )
-    assert done.returncode == 1
-    assert "the run ended as finished:failed" in done.stderr
     assert "run folder: " in done.stderr
 
 
@@ -148,12 +135,10 @@ def test_keys_that_are_known_stay_known(running: Federation) -> None:
     (running.home / "known" / "sites" / "0").mkdir(parents=True)
     key = (running.certificates_and_keys / "sites" / "0" / "site.pub").read_bytes()  # type: ignore[operator]
     (running.home / "known" / "sites" / "0" / "site.pub").write_bytes(key)
-    done = coordinator("sites", "register", "known", *running.control, cwd=running.home)
+    done = running.type("sites", "register", "known")
     assert (done.returncode, done.stdout.split()) == (0, ["known", "0"])
     for wrong in (["--control", "127.0.0.1:1"], ["--control", "nowhere"]):
-        done = coordinator("sites", "register", "known", *wrong, cwd=running.home)
-        assert done.returncode == 1
-        assert "error: " in done.stderr
+        refused(coordinator("sites", "register", "known", *wrong, cwd=running.home), "error: ")
 
 
 def test_the_doctor_passes_a_registered_site_while_its_node_runs_and_changes_nothing(
@@ -190,9 +175,9 @@ def test_a_site_that_cannot_join_ends_and_says_what_to_do(
         )
     elif wrong == "none":
         flags, reason = ["--insecure"], "the coordinator requires TLS"
-    done = site_command("join", "--superlink", running.fleet, *flags, "--node-config", node)
-    assert done.returncode == 1
-    assert reason in done.stderr
+    done = refused(
+        site_command("join", "--superlink", running.fleet, *flags, "--node-config", node), reason
+    )
     assert "Starting Flower SuperNode" not in done.stdout
 
 
@@ -226,16 +211,7 @@ def test_a_barred_node_tries_again_by_itself_where_it_is_told_to(
         "--node-config",
         NODE.format(0),
     ]
-    command = [
-        sys.executable,
-        "-m",
-        "fedsurrogate.client_app.cli.main",
-        "node",
-        "--retry",
-        "0.1",
-        "--runtime",
-        f"unix:{tmp_path}/app",
-    ]
+    command = [*SITE, "node", "--retry", "0.1", "--runtime", f"unix:{tmp_path}/app"]
     errors = tmp_path / "stderr.txt"
     app = ready(f"unix:{tmp_path}/app")
     with errors.open("w") as log:
@@ -261,24 +237,9 @@ def test_the_fleet_port_answers_no_control_request(running: Federation) -> None:
     trust = f'root-certificates = "{running.certificates_and_keys}/ca.crt"'
     (home / "config.toml").write_text(f'[superlink.fleet]\naddress = "{running.fleet}"\n{trust}\n')
     command = [str(BIN / "flwr"), "supernode", "list", "fleet"]
-    done = subprocess.run(
-        command,
-        env=environment(home),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
+    done = ran(command, env=environment(home), timeout=PATIENCE)
     assert done.returncode != 0
-    listed = subprocess.run(
-        [*command[:-1], "local-test"],
-        env=environment(running.home),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
-    assert listed.returncode == 0
+    ok(ran([*command[:-1], "local-test"], env=environment(running.home), timeout=PATIENCE))
 
 
 def test_a_run_finishes_over_tls_without_the_site_that_claims_the_name_of_another(
@@ -288,9 +249,7 @@ def test_a_run_finishes_over_tls_without_the_site_that_claims_the_name_of_anothe
     certificates_and_keys = running.certificates_and_keys
     assert certificates_and_keys is not None
     issue(certificates_and_keys, (), ("2",))
-    done = coordinator(
-        "sites", "register", str(certificates_and_keys), *running.control, cwd=running.home
-    )
+    done = running.type("sites", "register", str(certificates_and_keys))
     # This includes the unknown site: it is registered from now on, but does not connect.
     assert done.stdout.split() == [
         "known", "0", "known", "1", "registered", "2", "registered", "stranger",
@@ -302,8 +261,7 @@ def test_a_run_finishes_over_tls_without_the_site_that_claims_the_name_of_anothe
     settings = (
         'fedpft.covariance="spherical" sites=3 deadline=600.0 head.min-steps=50 head.epochs=1'
     )
-    done = coordinator("run", *running.control, "-c", settings, cwd=running.home)
-    assert done.returncode == 0, done.stderr
+    done = ok(running.type("run", "-c", settings))
     assert "finished:completed, 2 of 3 sites used" in done.stdout
     assert "learned" in done.stderr
     folder = Path(done.stdout.splitlines()[-1])
@@ -325,26 +283,17 @@ def test_a_new_key_under_a_known_name_puts_the_old_one_out(running: Federation) 
     if not (certificates_and_keys / "sites" / "2").exists():
         # Another worker runs the test that registers this site.
         issue(certificates_and_keys, (), ("2",))
-        assert (
-            coordinator(
-                "sites", "register", str(certificates_and_keys), *running.control, cwd=running.home
-            ).returncode
-            == 0
-        )
+        assert running.type("sites", "register", str(certificates_and_keys)).returncode == 0
     (certificates_and_keys / "sites" / "2").rename(running.home / "old")
     issue(certificates_and_keys, (), ("2",))
     node = read_table(certificates_and_keys / TABLE)["2"].node
-    done = coordinator(
-        "sites", "register", str(certificates_and_keys), *running.control, cwd=running.home
-    )
+    done = running.type("sites", "register", str(certificates_and_keys))
     assert done.stdout.split()[4:6] == ["replaced", "2"]
     assert read_table(certificates_and_keys / TABLE)["2"].node != node
     (running.home / "old").rename(certificates_and_keys / "sites" / "old")
     assert doctor(running, *running.credentials("old"))["key"] == "FAIL"
     assert doctor(running, *running.credentials("2"))["key"] == "PASS"
-    done = coordinator(
-        "sites", "register", str(certificates_and_keys), *running.control, cwd=running.home
-    )
+    done = running.type("sites", "register", str(certificates_and_keys))
     # A revoked key stays revoked.
     assert "taken back old" in done.stdout
     assert "old" not in read_table(certificates_and_keys / TABLE)
@@ -357,40 +306,30 @@ def test_a_key_that_was_taken_back_is_refused_and_those_of_others_are_not(
     certificates_and_keys = str(running.certificates_and_keys)
     doomed = running.nodes[1]
     for sentence in ("unregistered", "not known"):
-        done = coordinator(
-            "sites", "unregister", certificates_and_keys, "1", *running.control, cwd=running.home
-        )
+        done = running.type("sites", "unregister", certificates_and_keys, "1")
         assert (done.returncode, done.stdout.strip()) == (0, f"{sentence:<14}1"), done.stderr
     assert "1" not in read_table(running.certificates_and_keys / TABLE)  # type: ignore[operator]
     doomed.wait(PATIENCE)
     assert doctor(running, *running.credentials("1"))["key"] == "FAIL"
     assert doctor(running, *running.credentials("0"))["key"] == "PASS"
     # The site takes part again with a new key, by the steps that `register` prints.
-    refused = coordinator(
-        "sites", "register", certificates_and_keys, *running.control, cwd=running.home
-    )
-    assert "taken back 1" in refused.stdout
+    shown = running.type("sites", "register", certificates_and_keys)
+    assert "taken back 1" in shown.stdout
     steps = [
         line.partition(": ")[2].strip()
-        for line in refused.stdout.splitlines()
+        for line in shown.stdout.splitlines()
         if f"coordinator sites certs {certificates_and_keys}" in line
     ]
     (step,) = [each for each in steps if "--site 1 " in f"{each} "]
-    renewed = coordinator(*step.split()[1:], cwd=running.home)
-    assert renewed.returncode == 0, renewed.stderr
-    again = coordinator(
-        "sites", "register", certificates_and_keys, *running.control, cwd=running.home
-    )
+    ok(coordinator(*step.split()[1:], cwd=running.home))
+    again = running.type("sites", "register", certificates_and_keys)
     assert "registered 1" in again.stdout
     running.restart_node(1)
     assert doctor(running, *running.credentials("1"))["key"] == "PASS"
-    listed = json.loads(
-        coordinator(
-            "sites", "list", certificates_and_keys, "--json", *running.control, cwd=running.home
-        ).stdout
-    )
+    listed = json.loads(running.type("sites", "list", certificates_and_keys, "--json").stdout)
     assert {"connected", "key revoked"} <= {row["health"] for row in listed}
     for wrong in (["nobody", *running.control], ["1", "--control", "127.0.0.1:1"]):
-        done = coordinator("sites", "unregister", certificates_and_keys, *wrong, cwd=running.home)
-        assert done.returncode == 1
-        assert "error: " in done.stderr
+        refused(
+            coordinator("sites", "unregister", certificates_and_keys, *wrong, cwd=running.home),
+            "error: ",
+        )

@@ -21,6 +21,7 @@ from fedsurrogate.server_app.deployment.submit import stop_process
 from tests import newest_flower
 from tests.attacks.coordinator.test_foreign_app import PATIENTS, Theft
 from tests.attacks.coordinator.test_sent_code import doors
+from tests.children import ok, ran
 from tests.e2e.processes import (
     BIN,
     PATIENCE,
@@ -120,10 +121,11 @@ class Two:
         """Start everything, and wait until all sites are connected."""
         home = self.home
         names = [part for each in (*range(4), "bare") for part in ("--site", str(each))]
-        done = self.command(
-            "coordinator", "sites", "certs", "certificates", "--host", "127.0.0.1", *names
+        ok(
+            self.command(
+                "coordinator", "sites", "certs", "certificates", "--host", "127.0.0.1", *names
+            )
         )
-        assert done.returncode == 0, done.stderr
         credentials = home / "certificates"
         named = {"ca-certfile": "ca.crt", "certfile": "server.crt", "keyfile": "server.key"}
         trust = [
@@ -152,10 +154,11 @@ class Two:
     def register(self, flower: Mapping[str, str]) -> None:
         """Register the sites' keys once the SuperLink listens."""
         until(lambda: listens(self.control[1]))
-        done = self.command(
-            "coordinator", "sites", "register", "certificates", *self.control, flower=flower
+        done = ok(
+            self.command(
+                "coordinator", "sites", "register", "certificates", *self.control, flower=flower
+            )
         )
-        assert done.returncode == 0, done.stderr
         word = "registered" if flower is OLD else "known"
         assert done.stdout.count(word) == 5, done.stdout
 
@@ -195,14 +198,11 @@ class Two:
         self, *command: str, flower: Mapping[str, str] = NEW
     ) -> subprocess.CompletedProcess[str]:
         """Run a command to its end."""
-        return subprocess.run(
+        return ran(
             [str(BIN / command[0]), *command[1:]],
             cwd=self.home,
             env=environment(self.home / "flwr") | flower,
-            capture_output=True,
-            text=True,
             timeout=PATIENCE,
-            check=False,
         )
 
     def log(self, name: str) -> str:
@@ -211,8 +211,7 @@ class Two:
 
     def run(self, settings: str) -> dict[str, Any]:
         """Metrics of a run that has finished."""
-        done = self.command("coordinator", "run", *self.control, "-c", settings)
-        assert done.returncode == 0, done.stdout + done.stderr
+        ok(self.command("coordinator", "run", *self.control, "-c", settings))
         return newest(self.home / "runs")[1]
 
     def doctor(self, site: int | str, flower: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -236,14 +235,12 @@ class Two:
             settings.read_text(),
         )
         settings.write_text(text.replace("[tool.flwr.app.config]\nnodes = 0\n", ""))
-        done = subprocess.run(
-            [sys.executable, "-c", START, str(theft.app), self.control[1]],
-            env=environment(self.home / "flwr") | NEW,
-            capture_output=True,
-            text=True,
-            check=False,
+        ok(
+            ran(
+                [sys.executable, "-c", START, str(theft.app), self.control[1]],
+                env=environment(self.home / "flwr") | NEW,
+            )
         )
-        assert done.returncode == 0, done.stderr
         return theft
 
     def stop(self) -> None:
@@ -302,8 +299,7 @@ def test_a_coordinator_lists_sites_and_follows_and_stops_runs(two: Two) -> None:
     follower = two.start("attach", NEW, "coordinator", "watch", folder.name, *two.control)
     until(lambda: "invited" in two.log("attach"))
     assert two.command("coordinator", "runs", *two.control).stdout != before
-    done = two.command("coordinator", "stop", folder.name, *two.control)
-    assert done.returncode == 0, done.stderr
+    ok(two.command("coordinator", "stop", folder.name, *two.control))
     assert [each.wait(PATIENCE) for each in (running, follower)] == [1, 1]
     assert json.loads((folder / "metrics.json").read_text())["status"] == "interrupted"
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from fedsurrogate.common.renamed import RENAMED
+from tests.children import ok
 from tests.e2e.hospitals import CLASSES, write_features
 from tests.e2e.processes import until
 from tests.grid import events_of, metrics_of, run_folders
@@ -78,10 +79,7 @@ def versions(tmp_path: Path) -> tuple[Version, Version]:
     shallow = git("rev-parse", "--is-shallow-repository")
     if shallow.stdout.strip() != b"false":
         pytest.skip("needs a repository with its whole history")
-    archive = git("archive", PREVIOUS)
-    assert archive.returncode == 0, (
-        f"previous_version.txt must name a commit of this history: {archive.stderr.decode()}"
-    )
+    archive = ok(git("archive", PREVIOUS))
     before = tmp_path / "before"
     before.mkdir()
     subprocess.run(["tar", "-x", "-C", str(before)], input=archive.stdout, check=True)

@@ -26,7 +26,8 @@ from pathlib import Path
 import pytest
 
 from fedsurrogate.common.version import own_version
-from tests.documents import README, ROOT, blocks
+from tests.children import ran
+from tests.documents import README, ROOT
 from tests.imports import OWN
 
 # Folders of the checkout that the build does not need; copying them takes longer than the build.
@@ -49,9 +50,7 @@ def run(*words: object, folder: Path, expected: int = 0) -> str:
     """Run a command outside of the checkout, without its path; return what it printed."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment |= {"HOME": str(folder), "OMP_NUM_THREADS": "1", "FLWR_TELEMETRY_ENABLED": "0"}
-    done = subprocess.run(
-        [str(word) for word in words], cwd=folder, env=environment, capture_output=True, text=True
-    )
+    done = ran([str(word) for word in words], cwd=folder, env=environment)
     assert done.returncode == expected, f"{done.stdout}\n{done.stderr}"
     return done.stdout
 
@@ -140,9 +139,7 @@ def test_building_leaves_nothing_behind_and_warns_of_nothing(source: Path) -> No
         sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index",
         "-v",
     ]  # fmt: skip
-    done = subprocess.run(
-        [*words, "-w", source.parent / "again", source], capture_output=True, text=True, check=True
-    )
+    done = ran([*words, "-w", source.parent / "again", source], check=True)
     assert "deprecat" not in (done.stdout + done.stderr).lower()
     assert {path.relative_to(source) for path in source.rglob("*")} == before
 
@@ -166,9 +163,7 @@ def test_the_source_archive_can_be_set_up_tested_and_built_into_an_image(tmp_pat
     (archive,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(archive) as content:
         names = {name.partition("/")[2] for name in content.getnames()}
-    tracked = subprocess.run(
-        ["git", "ls-files"], cwd=tmp_path / "clone", capture_output=True, text=True, check=True
-    )
+    tracked = ran(["git", "ls-files"], cwd=tmp_path / "clone", check=True)
     links = {f"{OWN}/{package}" for package in PACKAGES}
     assert set(tracked.stdout.splitlines()) - names == links - {f"{OWN}/{OWN}"}
     assert {"Makefile", "requirements.lock", "deploy/Dockerfile", "PKG-INFO"} <= names
@@ -194,13 +189,6 @@ def test_the_package_is_imported_from_the_wheel(installed: Path, tmp_path: Path)
     places = run(installed / "python", "-c", code, folder=tmp_path).split()
     assert len(places) == len(NAMES)
     assert all(Path(place).is_relative_to(installed.parent) for place in places)
-
-
-def test_the_script_of_the_readme_runs(installed: Path, tmp_path: Path) -> None:
-    (code,) = blocks(README, "python")
-    (tmp_path / "script.py").write_text(code)
-    accuracy, *_ = run(installed / "python", "script.py", folder=tmp_path).split()
-    assert float(accuracy) > 0.5
 
 
 def test_the_commands_run(installed: Path, tmp_path: Path) -> None:

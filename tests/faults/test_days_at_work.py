@@ -23,6 +23,7 @@ from fedsurrogate.common.errors import PUBLIC_SENTENCES
 from fedsurrogate.common.security.registrations import TABLE, read_table, write_table
 from fedsurrogate.server_app.deployment.certificates import issue
 from fedsurrogate.server_app.deployment.submit import APP_FOLDER, stop_process
+from tests.children import ok, ran
 from tests.e2e.environments import checkout_at
 from tests.e2e.hospitals import Hospital
 from tests.e2e.processes import BIN, coordinator, environment, events, federation, newest, until
@@ -119,10 +120,7 @@ def test_two_runs_at_once_are_both_served_and_a_second_superlink_does_not_start(
     before = day.charged()
     runs = [day.submit(deadline=4 * SOON) for _ in range(2)]
     second = psutil.Process(day.running.superlink.pid)
-    done = subprocess.run(
-        second.cmdline(), capture_output=True, text=True, check=False, timeout=300,
-        env=environment(day.running.home), cwd=day.running.home,
-    )  # fmt: skip
+    done = ran(second.cmdline(), timeout=300, env=environment(day.running.home), cwd=day.running.home)  # fmt: skip
     assert done.returncode != 0
     assert "in use" in done.stdout + done.stderr
     assert [day.running.wait(run) for run in runs] == ["finished:completed"] * 2
@@ -224,8 +222,7 @@ def test_the_coordinators_certificate_ends_and_sites_come_back_once_it_is_renewe
     day.shows(
         "FAIL TLS: the certificate is refused: certificate has expired", "certs FOLDER --renew"
     )
-    done = coordinator("sites", "certs", str(day.credentials), "--renew", cwd=day.home)
-    assert done.returncode == 0, done.stderr
+    ok(coordinator("sites", "certs", str(day.credentials), "--renew", cwd=day.home))
     day.restart_superlink()
     day.works()
 

@@ -13,6 +13,7 @@ from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.common.backbones.backbones import load_backbone
 from fedsurrogate.common.errors import PUBLIC_SENTENCES
 from fedsurrogate.common.settings.base import parse_overrides
+from tests.children import ran
 from tests.e2e.hospitals import CLASSES
 from tests.e2e.processes import newest
 from tests.faults.conftest import Scene, opened
@@ -30,12 +31,7 @@ class Disk:
 
     def __init__(self, folder: Path, size: str = "1m") -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        done = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = ran(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)])
         if done.returncode:
             pytest.skip(f"a file system cannot be mounted here: {done.stderr.strip()}")
         self.folder = folder

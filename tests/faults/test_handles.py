@@ -7,7 +7,6 @@ import os
 import shlex
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -19,7 +18,9 @@ import pytest
 
 from fedsurrogate.server_app.deployment.certificates import issue
 from fedsurrogate.server_app.deployment.submit import APP_FOLDER, stop_process
+from tests.children import ok
 from tests.e2e.processes import (
+    COORDINATOR,
     Federation,
     coordinator,
     environment,
@@ -46,7 +47,7 @@ class Coordinator:
         words = ["run", *self.running.control, "-c", f'{settings} output-dir="{self.output}"']
         known = environment(self.home) | {"PYTHONPATH": str(APP_FOLDER), "HOME": str(self.home)}
         return subprocess.Popen(
-            [sys.executable, "-m", "fedsurrogate.server_app.cli.main", *words],
+            [*COORDINATOR, *words],
             env=known, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0,
         )  # fmt: skip
 
@@ -69,8 +70,7 @@ class Coordinator:
 
     def listed(self) -> list[dict[str, Any]]:
         """The rows of `coordinator runs`, newest first."""
-        done = self.call("runs", "--json")
-        assert done.returncode == 0, done.stderr
+        done = ok(self.call("runs", "--json"))
         return list(json.loads(done.stdout))
 
 
@@ -137,8 +137,7 @@ def test_a_run_whose_terminal_was_lost_is_attached_again_and_ends_well(here: Coo
     run.communicate(timeout=60)
     assert run.returncode == 129
     assert here.listed()[0]["state"] == "running"
-    again = here.call("watch", "latest")
-    assert again.returncode == 0, again.stderr
+    again = ok(here.call("watch", "latest"))
     assert "finished:completed, 2 of 2 sites used" in again.stdout
     assert newest(here.output)[1]["status"] == "ok"
     assert here.call("stop", "latest").stderr.strip().endswith("there is nothing to stop")
@@ -151,8 +150,7 @@ def test_a_run_is_stopped_by_its_folder_and_its_command_ends_with_the_reason(
     run = here.begin(LONG)
     until(lambda: here.rounds() > before)
     folder, _ = newest(here.output)
-    stopped = here.call("stop", folder.name)
-    assert stopped.returncode == 0, stopped.stderr
+    stopped = ok(here.call("stop", folder.name))
     assert f'resume="{folder}"' in stopped.stdout
     _, errors = run.communicate(timeout=200)
     assert run.returncode == 1
@@ -180,14 +178,13 @@ def test_the_command_that_stop_prints_continues_the_run_wherever_a_container_rea
         folder, _ = newest(here.output)
         runs = os.path.relpath(here.output, typed_in)
         words = (folder.name, "--runs", runs, *here.running.control)
-        stopped = coordinator("stop", *words, cwd=typed_in)
-        assert stopped.returncode == 0, stopped.stderr
+        stopped = ok(coordinator("stop", *words, cwd=typed_in))
         run.communicate(timeout=200)
         (line,) = (e for e in stopped.stdout.splitlines() if e.startswith("continue it: "))
         program, *typed = shlex.split(line.removeprefix("continue it: "))
         assert program == "coordinator"
         begun = subprocess.Popen(
-            [sys.executable, "-m", "fedsurrogate.server_app.cli.main", *typed],
+            [*COORDINATOR, *typed],
             cwd=typed_in, env=environment(root) | {"PYTHONPATH": str(APP_FOLDER)},
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip

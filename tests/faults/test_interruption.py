@@ -4,13 +4,12 @@ is left.
 
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from fedsurrogate.server_app.deployment.submit import APP_FOLDER
-from tests.e2e.processes import environment, events, federation, newest, until
+from tests.e2e.processes import COORDINATOR, environment, events, federation, newest, until
 from tests.grid import metrics_of
 
 pytestmark = pytest.mark.faults
@@ -20,14 +19,7 @@ SETTINGS = 'method="fedavg" fedavg.rounds=200 fedavg.local-epochs=1'
 def interrupt(tmp_path: Path, *words: str) -> tuple[int, str]:
     """Start the command, and send Ctrl-C to its process group after two rounds, as a terminal does."""
     output = tmp_path / "out"
-    command = [
-        sys.executable,
-        "-m",
-        "fedsurrogate.server_app.cli.main",
-        *words,
-        "-c",
-        f'{SETTINGS} output-dir="{output}"',
-    ]
+    command = [*COORDINATOR, *words, "-c", f'{SETTINGS} output-dir="{output}"']
     settings = environment(tmp_path) | {"PYTHONPATH": str(APP_FOLDER), "HOME": str(tmp_path)}
     with subprocess.Popen(
         command, env=settings, stderr=subprocess.PIPE, text=True, process_group=0

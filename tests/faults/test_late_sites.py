@@ -52,12 +52,3 @@ def test_a_run_ends_without_those_beyond_the_deadline_and_what_they_send_later_i
     again = scene.result(scene.submit())
     assert again["sites"]["used"] == 3
     assert scene.charged() == {name: count + 1 for name, count in charged.items()}
-
-
-def test_a_site_a_minute_late_is_waited_for_and_used(scene: Scene) -> None:
-    before = scene.charged()
-    run = scene.submit_held("slow", deadline=200.0)
-    time.sleep(60)
-    scene.sites["slow"].let_go()
-    assert scene.result(run)["sites"]["used"] == 3
-    assert scene.charged() == {name: count + 1 for name, count in before.items()}

@@ -49,33 +49,6 @@ def test_a_chain_goes_round_a_killed_site(running: Federation, tmp_path: Path) -
     assert set(metrics["accuracy"]["per_site"]) == {"north", "west"}
 
 
-def test_rounds_go_on_without_a_killed_site_and_after_a_restart_of_the_superlink(
-    running: Federation, tmp_path: Path
-) -> None:
-    output = tmp_path / "out"
-    rounds = (
-        f'{SETTINGS} method="fedavg" fedavg.rounds=3 fedavg.local-epochs=1 output-dir="{output}"'
-    )
-    run = running.submit(rounds, tmp_path)
-    until(lambda: len(events(output, "round")) == 1)
-    stop_process(running.superlink.pid)
-    folder, _ = newest(output)
-    running.start_superlink()
-    run = running.submit(f'{rounds} resume="{folder}"', tmp_path)
-    until(lambda: bool(events(output, "resumed")))
-    assert events(output, "resumed")[0]["round"] >= 1
-    # Now kill a site in the middle of the rest.
-    stop_process(running.nodes[2].pid)
-    assert running.wait(run) == "finished:completed"
-    resumed, metrics = newest(output)
-    assert resumed != folder
-    assert [entry["round"] for entry in metrics["rounds"]] == [1, 2, 3]
-    assert metrics["rounds"][0]["used"] == 3
-    assert metrics["rounds"][2]["used"] == 2
-    assert set(metrics["accuracy"]["per_site"]) == {"north", "south"}
-    assert metrics["status"] == "ok"
-
-
 def test_the_superlink_never_stores_a_parameter_of_a_sealed_chain(
     running: Federation, tmp_path: Path
 ) -> None:

@@ -4,12 +4,11 @@ restart policy.
 
 import os
 import subprocess
-import sys
 
 import pytest
 
 from fedsurrogate.server_app.deployment.submit import APP_FOLDER
-from tests.e2e.processes import until
+from tests.e2e.processes import COORDINATOR, until
 from tests.faults.conftest import PRIVATE, Scene, apps
 
 pytestmark = pytest.mark.faults
@@ -20,14 +19,7 @@ def test_without_the_coordinators_superexec_a_run_waits_and_says_so_and_goes_thr
 ) -> None:
     scene = isolated
     scene.running.execs[0].kill()
-    command = [
-        sys.executable,
-        "-m",
-        "fedsurrogate.server_app.cli.main",
-        "run",
-        *scene.running.control,
-        "-c",
-    ]
+    command = [*COORDINATOR, "run", *scene.running.control, "-c"]
     command += [f'{PRIVATE} sites=2 deadline=200.0 output-dir="{scene.output}"']
     message = scene.home / "message.txt"
     environment = os.environ | {"PYTHONPATH": str(APP_FOLDER)}

@@ -16,6 +16,7 @@ import pytest
 from fedsurrogate.client_app.processes.supervisor import TWIN
 from fedsurrogate.server_app.deployment.certificates import issue
 from fedsurrogate.server_app.deployment.submit import APP_FOLDER, stop_process
+from tests.children import ran
 from tests.e2e.processes import Federation, environment, federation, ready
 
 pytestmark = pytest.mark.faults
@@ -28,7 +29,7 @@ def moves_the_clock() -> bool:
     if shutil.which("faketime") is None:
         return False
     command = ["faketime", "-f", "+3000d", sys.executable, "-c", "import time; print(time.time())"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = ran(command)
     return done.returncode == 0 and float(done.stdout) > time.time() + 2000 * 86400
 
 

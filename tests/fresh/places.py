@@ -37,7 +37,7 @@ SENSITIVE = (
     "tests/common/logs", "tests/common/test_help.py", "tests/common/test_run.py", "tests/deploy",
     "tests/docs/test_readme.py", "tests/fedsurrogate", "tests/server_app/cli",
     "tests/server_app/deployment", "tests/server_app/lifecycle", "tests/server_app/runs",
-    "tests/test_dependencies.py", "tests/test_help.py", "tests/test_version.py",
+    "tests/test_dependencies.py", "tests/test_command_lines.py", "tests/test_version.py",
 )  # fmt: skip
 # Tests that compare rounded numbers.
 NUMERIC = (

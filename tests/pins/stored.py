@@ -26,7 +26,7 @@ from safetensors.torch import save_file
 
 from fedsurrogate.client_app.governance.budget import Budget, spent
 from fedsurrogate.client_app.governance.ledger import CheckLog, Ledger
-from tests.children import ran
+from tests.children import ok, ran
 from tests.grid import ROOT, InProcessGrid, NodeConfig, run_federation, run_folders
 
 STORED = Path(__file__).parent / "stored"
@@ -169,8 +169,7 @@ def command(home: Path, *words: str) -> str:
     app = {"coordinator": "server_app", "site": "client_app"}[words[0]]
     module = f"fedsurrogate.{app}.cli.main"
     environment = os.environ | {"PYTHONPATH": str(ROOT), "HOME": str(home), "OMP_NUM_THREADS": "1"}
-    done = ran([sys.executable, "-m", module, *words[1:]], cwd=home, env=environment)
-    assert done.returncode == 0, done.stderr
+    done = ok(ran([sys.executable, "-m", module, *words[1:]], cwd=home, env=environment))
     return done.stdout
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 from itertools import islice
-from pathlib import Path
 from typing import Any
 from zlib import crc32
 
@@ -128,13 +127,3 @@ def test_a_change_of_any_kind_is_noticed_and_the_report_names_the_command(
         report = pinned.report(lines)
         assert f"{name}\n    {fact} was {before[fact]!r}" in report
         assert "tests/pins/renew.py --renew" in report
-
-
-def test_pins_that_are_renewed_without_a_change_are_the_same_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before, pins = pinned.SETTINGS, pinned.read_settings()
-    monkeypatch.setattr(pinned, "SETTINGS", tmp_path / "settings")
-    pinned.write_settings(pins)
-    files = {file.name: file.read_text() for file in before.glob("*.json")}
-    assert {file.name: file.read_text() for file in pinned.SETTINGS.glob("*.json")} == files

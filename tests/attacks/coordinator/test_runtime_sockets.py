@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from fedsurrogate.server_app.deployment.submit import APP_FOLDER, stop_process
-from tests.children import ran
+from tests.children import ran, refused
 from tests.e2e.processes import environment, free_ports, ready, site_command, until
 from tests.other_account import as_other_account
 
@@ -101,6 +101,7 @@ def test_the_runtime_api_is_a_socket_of_this_user_alone(side: str, tmp_path: Pat
 )
 def test_neither_node_nor_app_of_a_site_talks_through_a_port(words: tuple[str, ...]) -> None:
     """Another account binds it once its process has ended; the app then took settings from there."""
-    done = site_command(*words, "--runtime", "127.0.0.1:9094")
-    assert done.returncode == 1
-    assert "every user of this machine may open a port" in done.stderr
+    refused(
+        site_command(*words, "--runtime", "127.0.0.1:9094"),
+        "every user of this machine may open a port",
+    )

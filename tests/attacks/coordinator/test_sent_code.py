@@ -33,7 +33,7 @@ from fedsurrogate.server_app.deployment.submit import (
     stop_process,
 )
 from fedsurrogate.server_app.deployment.submit import superlink as simulation
-from tests.children import ran
+from tests.children import ok, ran
 from tests.e2e.processes import (
     BIN,
     Federation,
@@ -134,8 +134,7 @@ def doors(process: psutil.Process, fleet: int) -> list[str]:
 
 def tried_by_another_account(folder: Path, places: list[str]) -> list[str]:
     """What another account could do at these doors, with the files in a folder."""
-    done = ran(as_other_account(INTRUDER, str(folder), *places), timeout=300, cwd="/")
-    assert done.returncode == 0, done.stderr
+    done = ok(ran(as_other_account(INTRUDER, str(folder), *places), timeout=300, cwd="/"))
     return list(json.loads(done.stdout))
 
 
@@ -148,10 +147,12 @@ class Coordinator(Federation):
     """A SuperLink with keys, rules that ask for one signature, and its app; no site."""
 
     def __init__(self, home: Path) -> None:
-        done = coordinator(
-            *("sites", "certs", "certificates", "--host", "127.0.0.1", "--site", "north"), cwd=home
+        ok(
+            coordinator(
+                *("sites", "certs", "certificates", "--host", "127.0.0.1", "--site", "north"),
+                cwd=home,
+            )
         )
-        assert done.returncode == 0, done.stderr
         self.loot = home / "loot"
         super().__init__(home, [], certificates_and_keys=home / "certificates")
         (home / "certificates" / "federation.toml").write_text("approvals = 1\n")

@@ -221,20 +221,6 @@ def test_ordinary_runs_are_within_the_default_limits(settings: dict[str, Any]) -
     check_size(run.plan.work(classes, 1280), DEFAULT, 1280, classes)
 
 
-def test_statistics_of_every_pair_of_features_are_bounded_by_what_they_take() -> None:
-    full = {"fedpft.covariance": "full"}
-    # What DP-EM takes of all classes.
-    components = {"fedpft.components": 100, "fedpft.covariance": "spherical"}
-    for own, dimension in ((components, 4096), (full, 2048)):
-        run = parse_run(PRIVATE | own | {"classes": named(1000)})
-        with pytest.raises(PolicyError, match="most-numbers"):
-            check_size(run.plan.work(1000, dimension), DEFAULT, dimension, 1000)
-    with pytest.raises(PolicyError, match="largest-dimension = 8192"):
-        check_size(run.plan.work(2, 8193), DEFAULT, 8193, 2)
-    with pytest.raises(PolicyError, match="most-classes"):
-        check_size(run.plan.work(1001, 64), DEFAULT, 64, 1001)
-
-
 def test_requests_are_counted_on_the_disk_for_a_run_and_for_an_hour(hospital: NodeConfig) -> None:
     node = with_policy(hospital, "", "requests-per-run = 3\nrequests-per-hour = 5")
     for _ in range(3):
@@ -245,39 +231,6 @@ def test_requests_are_counted_on_the_disk_for_a_run_and_for_an_hour(hospital: No
     hello(node, "3")
     with pytest.raises(PolicyError, match="requests-per-hour = 5"):
         hello(node, "4")
-
-
-def test_a_run_ends_so_long_after_its_first_request_however_long_its_work_took(
-    hospital: NodeConfig,
-) -> None:
-    node = with_policy(hospital, "", "most-seconds = 3600")
-    hello(node)
-    file = node.state / REQUESTS_FILE
-    counts = json.loads(file.read_text())
-    counts["runs"]["1"][0] -= 3601
-    file.write_text(json.dumps(counts))
-    with pytest.raises(PolicyError, match="most-seconds = 3600"):
-        hello(node)
-    hello(node, "2")
-
-
-def test_backbones_and_image_sizes_of_a_day_are_counted(hospital: NodeConfig) -> None:
-    node = with_policy(hospital, "", "extractions-per-day = 2")
-    for run, size in enumerate((8, 16, 8, 16)):
-        release(node, str(run), **{"image-size": size})
-    with pytest.raises(PolicyError, match="extractions-per-day = 2"):
-        hello(node, **{"image-size": 24})
-    assert len(entries(node)) == 2
-
-
-@pytest.mark.parametrize(
-    "content", ["", "{", "[]", '{"runs": 1}', '{"runs": {}, "requests": {}, "extractions": {}}']
-)
-def test_damaged_counts_begin_anew(hospital: NodeConfig, content: str) -> None:
-    hospital.state.mkdir(parents=True, exist_ok=True)
-    (hospital.state / REQUESTS_FILE).write_text(content)
-    hello(hospital)
-    assert json.loads((hospital.state / REQUESTS_FILE).read_text())["runs"]["1"][1] == 1
 
 
 def test_the_least_recently_used_features_go_when_the_cache_is_full(hospital: NodeConfig) -> None:

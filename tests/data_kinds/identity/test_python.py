@@ -18,7 +18,6 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy import sparse
-from sklearn.linear_model import LogisticRegression
 
 import fedsurrogate as fs
 from fedsurrogate.common.errors import DataError, FedSurrogateError
@@ -89,12 +88,6 @@ def test_a_simulation_gives_labels_back_in_their_type(kind: str, tmp_path: Any) 
     model = simulated(X, y, folder=tmp_path)
     assert np.array_equal(model.classes_, np.unique(np.asarray(y)))
     assert (model.predict(X) == np.asarray(y)).all()
-
-
-def test_whole_numbers_bools_and_texts_are_those_of_scikit_learn() -> None:
-    for kind in ("bool", "whole floats", "uint8", "digits as text", "objects", "negative"):
-        own = LogisticRegression().fit(X, LABELS[kind]).classes_
-        assert np.array_equal(fitted(X, LABELS[kind]).classes_, own)
 
 
 # Where names come in; the folder is for runs.

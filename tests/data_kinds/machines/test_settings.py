@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
@@ -26,19 +25,6 @@ from fedsurrogate.server_app.lifecycle.before_start import (
 from tests import commands
 
 TINY = {"max-payload-mib": 1}
-
-
-@pytest.mark.parametrize("key", ["data-dir", "dataset"])
-def test_data_that_the_bundled_digits_would_replace_are_refused(key: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=f"{key} = .*set data to the kind"):
-        check_simulation({key: str(tmp_path), "output-dir": str(tmp_path)})
-
-
-def test_a_command_refuses_a_folder_without_its_kind(tmp_path: Path) -> None:
-    settings = f'data-dir="{tmp_path}" output-dir="{tmp_path}"'
-    done = CliRunner().invoke(app, ["simulate", "--engine", "local", "-c", settings])
-    assert isinstance(done.exception, ConfigError)
-    assert "data = 'imagefolder'" in str(done.exception)
 
 
 def test_a_site_with_a_folder_and_the_bundled_digits_is_refused(tmp_path: Path) -> None:
@@ -146,14 +132,6 @@ def test_a_plan_and_a_simulation_are_refused_before_any_work(tmp_path: Path) -> 
     assert "12 used" in check_records(parse_run(flat), 2)[0]
 
 
-def image_folder(folder: Path, count: int) -> NodeConfig:
-    """A node-config of a folder with so many images of one class."""
-    (folder / "sick").mkdir(parents=True)
-    for number in range(count):
-        Image.new("L", (8, 8)).save(folder / "sick" / f"{number}.png")
-    return NodeConfig(data="imagefolder", data_dir=str(folder))
-
-
 @pytest.mark.parametrize("kind", ["imagefolder", "dicom"])
 @pytest.mark.parametrize("there", ["missing", "empty", "class-without-files"])
 def test_a_folder_that_is_empty_or_not_mounted_does_not_join(
@@ -170,13 +148,6 @@ def test_a_folder_that_is_empty_or_not_mounted_does_not_join(
         first_look(node, 1)
     if there != "missing":
         first_look(node, 0)
-
-
-def test_a_site_joins_from_its_smallest_number_on(tmp_path: Path) -> None:
-    node = image_folder(tmp_path / "data", 3)
-    first_look(node, 3)
-    with pytest.raises(DataError, match="3 records"):
-        first_look(node, 4)
 
 
 def test_empty_tables_and_features_do_not_join(tmp_path: Path) -> None:
