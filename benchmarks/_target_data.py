@@ -32,6 +32,7 @@ ATTRIBUTES = {
 # Rare ones: some of the records of one class, by a direction of the features of other photos.
 RARE = {"rare deer": 4, "rare ship": 8, "rare frog": 6, "rare dog": 5}
 RARE_SHARE, MISSED, FALSE, UNCERTAIN = 0.4, 0.1, 0.01, 0.1
+SURVIVAL_SETS = ("veterans", "rossi", "whas500", "gbsg2", "aids", "flchain")
 
 
 @dataclass(frozen=True)
@@ -203,6 +204,22 @@ def bag_images(task: str, images: tuple[int, int], d: int, seed: int) -> tuple[B
         bag = torch.arange(len(sizes)).repeat_interleave(sizes)
         parts.append(Bags(z[torch.cat(chosen)], bag, torch.tensor(labels).double()))
     return parts[0], parts[1]
+
+
+def bags(
+    task: str, images: tuple[int, int], d: int, seed: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Means of the features of bags of images, clipped, and their labels; for training and test.
+
+    Args:
+        task: as in `bag_images`.
+        images: fewest and most of a bag.
+        d: dimensions.
+        seed: of the bags.
+    """
+    train, test = bag_images(task, images, d, seed)
+    x, other = (clip(part.means, 0.0)[0].double() for part in (train, test))
+    return x, train.labels, other, test.labels
 
 
 @cache
