@@ -641,12 +641,7 @@ def learn_from_samples(
         seed: of all random streams.
         classes: of the head, in its order; if empty, all classes that occur.
         device: on which the samples are drawn.
-
-    Raises:
-        RunError: without surrogates.
     """
-    if not surrogates:
-        raise RunError("no surrogate to learn from")
     names = tuple(classes) or class_order(surrogates)
     check_class_number(names)
     rows = POOL_BYTES // (4 * surrogates[0].mixtures.means.shape[1])

@@ -1,7 +1,7 @@
 import json
 import resource
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire.records import unpack_surrogate
 from fedsurrogate.server_app.runs.metrics import End, make_metrics, make_projection
 from fedsurrogate.server_app.runs.reader import read_payloads
-from fedsurrogate.server_app.runs.writer import RunWriter, Start, make_manifest
+from fedsurrogate.server_app.runs.writer import RunWriter
 from fedsurrogate.strategies.base.outcome import Outcome, Points, Site
 from tests.grid import InProcessGrid, run_federation, sites
 
@@ -166,9 +166,6 @@ def test_a_run_that_is_stopped_leaves_a_complete_folder(
     assert json.loads((folder / "events.jsonl").read_text().splitlines()[-1])["event"] == status
 
 
-START = Start(42, datetime(2026, 1, 2, tzinfo=UTC), {"torch": "2"}, "abc")
-
-
 def test_the_same_outcome_gives_the_same_metrics_and_is_left_as_it_was() -> None:
     outcome = Outcome(
         {1: Site("a", "used", "", 100, 10, 8, 6)},
@@ -203,8 +200,10 @@ def test_a_picture_needs_a_model_and_points() -> None:
     assert set(make_projection(Outcome(model=HEAD, points=points))) == {"classes", "synthetic"}
 
 
-def test_a_manifest_names_backbone_and_classes_once_there_is_a_model() -> None:
-    flat = parse_run({}).settings.flat()
-    early, late = make_manifest(flat, "run", START), make_manifest(flat, "run", START, HEAD)
+def test_a_manifest_names_backbone_and_classes_once_there_is_a_model(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path)
+    early = json.loads((folder.path / "manifest.json").read_text())
+    folder.finish(Outcome(model=HEAD), "ok")
+    late = json.loads((folder.path / "manifest.json").read_text())
     assert late == early | {"fingerprint": "f" * 64, "classes": ["cat", "dog"]}
-    assert early["started"] == "2026-01-02T00:00:00+00:00"
+    assert datetime.fromisoformat(early["started"]).tzinfo is not None
