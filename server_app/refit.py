@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
@@ -31,6 +30,7 @@ from .runs.reader import read_payloads
 # By name: the coordinator's code does not import the site's. In a simulation, this machine is every
 # site.
 TEST_RECORDS = "fedsurrogate.client_app.diagnostics.first_look"
+Scores = tuple[float, float] | Mapping[str, Mapping[str, float]]
 
 
 def refit(
@@ -112,24 +112,7 @@ def refit(
     return folder, model
 
 
-@dataclass(frozen=True)
-class RefitScores:
-    """How good a new model of a simulation is on its test records.
-
-    Attributes:
-        tested: number of the records.
-        accuracy: of the new model, on the records of its classes.
-        before: of the run's own model, on the same records.
-        metric_values: of a model of another target, by what it answers; else empty.
-    """
-
-    tested: int
-    accuracy: float = 0.0
-    before: float = 0.0
-    metric_values: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-
-
-def scores_of(run: Path, model: Classifier) -> RefitScores | None:
+def scores_of(run: Path, model: Classifier) -> tuple[int, Scores] | None:
     """Test a new model on the test records of a simulation.
 
     Args:
@@ -137,7 +120,8 @@ def scores_of(run: Path, model: Classifier) -> RefitScores | None:
         model: learned from what the run stored.
 
     Returns:
-        The scores; None where the run was no simulation.
+        Number of the test records, and accuracies of the new and the run's own model on those of its
+        classes, or the metrics of each answer to another target; None where the run was no simulation.
 
     Raises:
         FedSurrogateError: the test records are no longer there.
@@ -150,18 +134,18 @@ def scores_of(run: Path, model: Classifier) -> RefitScores | None:
     if config.target is not None:
         outputs, target = model.header.classes, target_of_model(model)
         sums = measured(target, outputs, model.scores(records.features), records.targets())
-        return RefitScores(len(records.labels), metric_values=metrics_of(sums))
+        return len(records.labels), metrics_of(sums)
     known = class_indices(model.header.classes, names)[records.labels] >= 0
     if not known.any():
         raise DataError(f"no test record of {', '.join(model.header.classes)}")
     of_classes = records.features[known], names, records.labels[known]
     # As sites receive them, at 16 bits.
-    right, before = (
+    right = [
         model_proto.unpack_classifier(model_proto.pack_classifier(each)).accuracy(*of_classes)[0]
         for each in (model, model_proto.load_model(run / MODEL_FILE))
-    )
+    ]
     count = int(known.sum())
-    return RefitScores(count, right / count, before / count)
+    return count, (right[0] / count, right[1] / count)
 
 
 def stored_source(run: Path) -> PointSource | None:
