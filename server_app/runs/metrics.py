@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -515,9 +515,7 @@ def make_projection(outcome: Outcome) -> Json:
     """
     if outcome.model is None or not outcome.points:
         return {}
-    return {"classes": outcome.model.header.classes} | {
-        kind: asdict(points) for kind, points in outcome.points.items()
-    }
+    return {"classes": outcome.model.header.classes, **outcome.points}
 
 
 def _privacy(plan: Plan, own: Settings, outcome: Outcome, simulated: bool) -> Json | None:

@@ -446,19 +446,8 @@ class Site:
         self.fate, self.reason = "used", ""
 
 
-@dataclass
-class Points:
-    """Points of a figure.
-
-    Attributes:
-        x: coordinates.
-        y: coordinates.
-        label: class indices.
-    """
-
-    x: list[float]
-    y: list[float]
-    label: list[int]
+# Of a picture of features: coordinates x and y, and the label of each point.
+Points = dict[str, list[float]]
 
 
 @dataclass

@@ -63,29 +63,6 @@ class Solution:
         return Head(header, self.weight.float(), self.bias.float())
 
 
-@dataclass(frozen=True)
-class QuadraticSolution:
-    """Scores b_c - |W_c (x - m_c)|^2 / 2 of records x.
-
-    Attributes:
-        means: (C, d), float64.
-        whiteners: W, (C, d, d), or (C, d) for diagonal ones, float32.
-        bias: (C,), float64.
-        shrinkage: the largest of the classes.
-        added: the largest ridge, as in `Solution`.
-    """
-
-    means: Tensor
-    whiteners: Tensor
-    bias: Tensor
-    shrinkage: float = 0.0
-    added: float = 0.0
-
-    def head(self, header: Header) -> Quadratic:
-        """The head for the classes of a header, in single precision."""
-        return Quadratic(header, self.means.float(), self.whiteners.float(), self.bias.float())
-
-
 def lda(statistics: Statistics, shrinkage: float | None = None) -> Solution:
     """Linear discriminant analysis with the covariance (1 - s) S + s tr(S)/d I, as scikit-learn's
     solver "lsqr".
@@ -219,14 +196,20 @@ def balanced_ridge(statistics: Statistics, shrinkage: float | None = None) -> So
     return ridge(replace(statistics, counts=alike), shrinkage)
 
 
-def qda(by_class: Iterable[Statistics], shrinkage: float | None = None) -> QuadraticSolution:
+def qda(
+    by_class: Iterable[Statistics], header: Header, shrinkage: float | None = None
+) -> tuple[Quadratic, float, float]:
     """Quadratic discriminant analysis. A class's covariance is (1 - s) S + s tr(S)/d I.
 
     Args:
         by_class: the statistics of each class alone, with C = 1, one at a time. Each has
             `fewest_records` or more.
+        header: of the head, which is in single precision.
         shrinkage: s; None takes the oracle approximating shrinkage of each class (Chen et al.
             2010), or RESTRICTED for diagonals.
+
+    Returns:
+        The head, the largest shrinkage of the classes, and the largest ridge, as in `Solution`.
     """
     means, whiteners, bias, used, added = [], [], [], [], [0.0]
     for each in by_class:
@@ -246,9 +229,8 @@ def qda(by_class: Iterable[Statistics], shrinkage: float | None = None) -> Quadr
         bias.append(math.log(records) - float(logarithm) / 2)
     highest = max(bias)
     biases = means[0].new_tensor([each - highest for each in bias])
-    return QuadraticSolution(
-        torch.stack(means), torch.stack(whiteners), biases, max(used), max(added)
-    )
+    head = Quadratic(header, torch.stack(means).float(), torch.stack(whiteners), biases.float())
+    return head, max(used), max(added)
 
 
 def fewest_records(d: int, sampled: bool) -> int:

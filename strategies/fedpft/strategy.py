@@ -355,10 +355,8 @@ def _in_closed_form(
     header = replace(mixtures[0].header, site="coordinator", classes=classes)
     if how == "qda":
         by_class = _with_enough_records(pooled_by_class(mixtures, classes), classes)
-        quadratic = qda(by_class, shrinkage)
-        return LearnedHead(
-            quadratic.head(header), mixtures, defended, how, quadratic.shrinkage, quadratic.added
-        )
+        head, used, added = qda(by_class, header, shrinkage)
+        return LearnedHead(head, mixtures, defended, how, used, added)
     differences, reason = SiteDifferences(), ""
     statistics = sum_of(differences.watched(of_mixtures(each, classes) for each in mixtures))
     if how == BY_STATISTICS:

@@ -17,7 +17,7 @@ from fedsurrogate.common.wire.records import unpack_surrogate
 from fedsurrogate.server_app.runs.metrics import End, make_metrics, make_projection
 from fedsurrogate.server_app.runs.reader import read_payloads
 from fedsurrogate.server_app.runs.writer import RunWriter
-from fedsurrogate.strategies.base.outcome import Outcome, Points, Site
+from fedsurrogate.strategies.base.outcome import Outcome, Site
 from tests.grid import InProcessGrid, run_federation, sites
 
 HEADER = Header("fedpft", "r", "coordinator", "f" * 64, ("cat", "dog"))
@@ -85,7 +85,10 @@ def test_metrics_count_every_site_once(tmp_path: Path) -> None:
 
 def test_a_learned_head_is_kept_with_its_picture(tmp_path: Path) -> None:
     folder = run_folder(tmp_path)
-    points = {"synthetic": Points([0.0], [1.0], [0]), "real": Points([], [], [])}
+    points = {
+        "synthetic": {"x": [0.0], "y": [1.0], "label": [0]},
+        "real": {"x": [], "y": [], "label": []},
+    }
     folder.finish(Outcome(model=HEAD, accuracy={"model": 0.5}, points=points), "ok")
     assert read_json(folder.path, "manifest.json")["classes"] == ["cat", "dog"]
     assert read_json(folder.path, "projection.json")["synthetic"] == {
@@ -195,7 +198,7 @@ def test_a_run_that_stopped_early_reports_the_epsilon_it_spent(
 
 
 def test_a_picture_needs_a_model_and_points() -> None:
-    points = {"synthetic": Points([0.0], [1.0], [0])}
+    points = {"synthetic": {"x": [0.0], "y": [1.0], "label": [0]}}
     assert make_projection(Outcome(model=HEAD)) == make_projection(Outcome(points=points)) == {}
     assert set(make_projection(Outcome(model=HEAD, points=points))) == {"classes", "synthetic"}
 

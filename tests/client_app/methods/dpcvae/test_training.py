@@ -339,7 +339,7 @@ def test_a_round_is_descent_on_the_bound_batch_by_batch(
     """Linear maps, so that the loss is written out: reconstruction and divergence in nats."""
     config = run_loops(**{"dpcvae.optimiser": "sgd", "dpcvae.cosine": cosine, "dpcvae.beta": 0.7})
     asked = job(config, tmp_path, number)
-    reply, counts, _, files = trained(asked)
+    reply, _, _, files = trained(asked)
     shared = fresh_generator(config.settings, False, 2, D)
     shared.load_state_dict(asked.received_model().tensors)
     companion: Any = fresh_companion(config.settings, False, 2, D)
