@@ -271,7 +271,7 @@ def _calibrated(
     noise = components.noise * solved.trace
     means = mixing @ (directions @ components.means.T - noise) + solved.bias[:, None]
     spread = spread_of(directions, covariance, noise, observed, distributed)
-    scores = of_classes(Scores(means, mixing @ spread @ mixing.T), components)
+    scores = of_classes((means, mixing @ spread @ mixing.T), components)
     shares = components.records / components.records.sum()
     priors = shares @ one_hot(components.labels, len(components.classes)).to(shares)
     slope = slope_of(scores, priors)
@@ -473,9 +473,9 @@ def of_classes(scores: Scores, components: Components) -> Scores:
     """
     shares = components.records / components.records.sum()
     belongs = one_hot(components.labels, len(components.classes)).to(shares)
-    means = (scores.means * shares) @ belongs / (shares @ belongs)
-    apart = scores.means - means[:, components.labels]
-    return Scores(means, scores.spread + (apart * shares) @ apart.T)
+    means = (scores[0] * shares) @ belongs / (shares @ belongs)
+    apart = scores[0] - means[:, components.labels]
+    return means, scores[1] + (apart * shares) @ apart.T
 
 
 def spread_of(

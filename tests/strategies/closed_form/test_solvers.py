@@ -19,7 +19,7 @@ from fedsurrogate.common.wire.model_proto import (
     unpack_classifier,
 )
 from fedsurrogate.strategies.closed_form.solvers import SHRINKAGES, lda, ridge
-from fedsurrogate.strategies.closed_form.statistics import Factored, pooled, summed
+from fedsurrogate.strategies.closed_form.statistics import Factored, of_mixtures, pooled, sum_of
 from fedsurrogate.strategies.fedpft.strategy import learn
 
 CLASSES = tuple("abcd")
@@ -114,7 +114,7 @@ def test_ridge_is_scikit_learns(shrinkage):
 def test_a_head_from_factors_is_that_from_the_whole_matrix():
     x, y = records()
     parts = [surrogate(x[k::2], y[k::2], str(k), "lowrank", rank=4) for k in range(2)]
-    few = summed(parts, CLASSES)
+    few = sum_of(of_mixtures(each, CLASSES) for each in parts)
     assert isinstance(few.covariance, Factored)
     for shrinkage in (None, 0.0, 0.2):
         ours, exact = lda(few, shrinkage), lda(few.whole(), shrinkage)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.strategies.base.identifications import Group
 from fedsurrogate.strategies.base.outcome import Site
 from fedsurrogate.strategies.fedpft import strategy as module
 from fedsurrogate.strategies.fedpft.strategy import FedPFTChain
