@@ -48,7 +48,7 @@ def measured_points(
 
     def measure(basis: Tensor, bits: int) -> tuple[float, int]:
         r = basis.shape[1]
-        head = learn([_in_basis(each, basis, bits) for each in given], run, "cpu", classes).head
+        head = learn([_in_basis(each, basis, bits) for each in given], run, "cpu", classes).model
         assert isinstance(head, Head)
         covariances = len(given) * ((r * (r - 1) // 2 * bits + 7) // 8 + 2 * r)
         return judge(

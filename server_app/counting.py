@@ -16,7 +16,6 @@ from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.common.files import read_json
 from fedsurrogate.common.image_histograms import HISTOGRAMS
 from fedsurrogate.common.models.classifiers import target_of_model
-from fedsurrogate.common.models.devices import pick_device
 from fedsurrogate.common.privacy.gaussian_mechanism import clip, weigh_mean_over_columns, with_noise
 from fedsurrogate.common.privacy.mechanism import SUMS, NoisySums
 from fedsurrogate.common.privacy.shares import ALL, KEPT, OwnParts, budget_shares, stated
@@ -33,12 +32,10 @@ from fedsurrogate.common.surrogates.class_sums import Sums, statistics
 from fedsurrogate.common.surrogates.surrogates import Header, SumsSurrogate
 from fedsurrogate.common.targets.metrics import facts_of
 from fedsurrogate.common.targets.target import Facts
-from fedsurrogate.strategies import stored_strategy
-from fedsurrogate.strategies.base.collection import Unrecorded
 from fedsurrogate.strategies.counting.strategy import payload_of, read_model
 from fedsurrogate.strategies.fedpft.private_head import learn_from_sums
 
-from .runs.reader import read_payloads
+from .refit import learned_again
 from .runs.state import as_number, at
 
 EPSILONS, DELTA = (1.0, 2.0, 4.0), 1e-5
@@ -105,10 +102,7 @@ def features_like(run: Path, classes: Sequence[str]) -> LabelledSource:
     Raises:
         RunError: the surrogates lack one of the classes, or there are none to draw features from.
     """
-    config = settings_of_run(run)
-    strategy = stored_strategy(config)(config, Unrecorded(), pick_device("cpu"))
-    stored = [strategy.unpack(payload) for payload in read_payloads(run)]
-    learned = strategy.learn(strategy.in_one_frame(stored), config.settings.classes)
+    learned = learned_again(run)
     known = learned.model.header.classes
     if learned.source is None or (missing := sorted(set(classes) - set(known))):
         lacking = (
@@ -117,7 +111,7 @@ def features_like(run: Path, classes: Sequence[str]) -> LabelledSource:
             else f"it lacks {missing[0]!r}"
         )
         raise RunError(f"--like {run}: {lacking}; name another run, or leave it out")
-    x, y = learned.source.sample(0, POOL)
+    x, y = learned.source(0, POOL)
     index = torch.tensor([list(classes).index(name) if name in classes else -1 for name in known])[
         y
     ]

@@ -15,7 +15,11 @@ from fedsurrogate.common.errors import DataError, RunError
 from fedsurrogate.common.models.classifiers import Classifier, class_indices, target_of_model
 from fedsurrogate.common.models.devices import pick_device
 from fedsurrogate.common.run import Run
-from fedsurrogate.common.signed_models.signed_model import MODEL_FILE, is_simulated, settings_of_run
+from fedsurrogate.common.signed_models.signed_model import (
+    MODEL_FILE,
+    is_simulated,
+    settings_of_run,
+)
 from fedsurrogate.common.surrogates.surrogates import class_order
 from fedsurrogate.common.targets.metrics import measured, metrics_of
 from fedsurrogate.common.wire import model_proto
@@ -23,7 +27,7 @@ from fedsurrogate.common.wire.records import unpack_public_mean
 from fedsurrogate.strategies import stored_strategy
 from fedsurrogate.strategies.base.collection import Unrecorded
 from fedsurrogate.strategies.base.one_shot import CENTRE_FILE, OneShot, in_order
-from fedsurrogate.strategies.base.outcome import Learned, PointSource, Suspect
+from fedsurrogate.strategies.base.outcome import Learned, Suspect
 
 from .runs.reader import read_payloads
 
@@ -71,8 +75,7 @@ def refit(
         )
     if defence:
         config = Run.resolve(config.settings.model_copy(update={"defence": defence}))
-    strategy = _strategy(run, config)
-    stored = [strategy.unpack(payload) for payload in read_payloads(run)]
+    strategy, stored = _stored(run, config)
     sites = [sent.header.site for sent in stored]
     if missing := set(without) - set(sites):
         raise RunError(f"site {sorted(missing)[0]!r} is not in this run; it has {', '.join(sites)}")
@@ -148,33 +151,26 @@ def scores_of(run: Path, model: Classifier) -> tuple[int, Scores] | None:
     return count, (right[0] / count, right[1] / count)
 
 
-def stored_source(run: Path) -> PointSource | None:
-    """What draws synthetic features from the surrogates of a stored run, as it does at the end of a run.
+def learned_again(run: Path) -> Learned:
+    """What a run learned, from what it stored.
 
     Args:
         run: the run folder.
 
-    Returns:
-        The source; None where the run has stored nothing to draw from.
-
     Raises:
+        RunError: if the run stored nothing of each site.
         SurrogateError: for stored surrogates that cannot be read.
     """
     config = settings_of_run(run)
-    try:
-        strategy = _strategy(run, config)
-        payloads = read_payloads(run)
-    except RunError:
-        return None
-    stored = strategy.in_one_frame([strategy.unpack(each) for each in payloads])
-    learned: Learned = strategy.learn(in_order(stored), config.settings.classes)
-    return learned.source
+    strategy, stored = _stored(run, config)
+    return strategy.learn(in_order(strategy.in_one_frame(stored)), config.settings.classes)
 
 
-def _strategy(run: Path, config: Run) -> OneShot[Any]:
-    """What learns again from what a run stored. Raises RunError for a method that stores nothing."""
+def _stored(run: Path, config: Run) -> tuple[OneShot[Any], list[Any]]:
+    """What learns again, and what the sites sent. Raises RunError where nothing is stored."""
     device = pick_device(config.settings.device)
-    return stored_strategy(config)(config, Unrecorded(), device, _stored_centre(run))
+    strategy = stored_strategy(config)(config, Unrecorded(), device, _stored_centre(run))
+    return strategy, [strategy.unpack(payload) for payload in read_payloads(run)]
 
 
 def _check_classes(classes: Sequence[str], known: Sequence[str]) -> None:

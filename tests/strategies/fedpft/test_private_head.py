@@ -291,7 +291,7 @@ def test_every_mechanism_learns_what_is_far_apart(settings: dict[str, object]) -
         )
         for i in range(2)
     ]
-    head = unpack_classifier(pack_classifier(learn(sent, run, "cpu").head))
+    head = unpack_classifier(pack_classifier(learn(sent, run, "cpu").model))
     assert head.clip == 0.0
     assert head.accuracy(features, CLASSES, labels)[0] > 5900
 
