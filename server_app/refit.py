@@ -9,8 +9,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from fedsurrogate.common.errors import DataError, RunError
 from fedsurrogate.common.models.classifiers import Classifier, class_indices, target_of_model
 from fedsurrogate.common.models.devices import pick_device
@@ -168,8 +166,9 @@ def learned_again(run: Path) -> Learned:
 
 def _stored(run: Path, config: Run) -> tuple[OneShot[Any], list[Any]]:
     """What learns again, and what the sites sent. Raises RunError where nothing is stored."""
-    device = pick_device(config.settings.device)
-    strategy = stored_strategy(config)(config, Unrecorded(), device, _stored_centre(run))
+    device, file = pick_device(config.settings.device), run / CENTRE_FILE
+    centre = unpack_public_mean(file.read_bytes() if file.exists() else None)
+    strategy = stored_strategy(config)(config, Unrecorded(), device, centre)
     return strategy, [strategy.unpack(payload) for payload in read_payloads(run)]
 
 
@@ -183,16 +182,3 @@ def _check_classes(classes: Sequence[str], known: Sequence[str]) -> None:
         raise RunError(
             f"classes = {classes[0]!r}: a head tells two classes apart, or more; name another one"
         )
-
-
-def _stored_centre(run: Path) -> Tensor | None:
-    """The public mean of the features of a stored run, as the sites had it.
-
-    Args:
-        run: the run folder.
-
-    Returns:
-        The centre, (d,); None without one.
-    """
-    file = run / CENTRE_FILE
-    return unpack_public_mean(file.read_bytes() if file.exists() else None)

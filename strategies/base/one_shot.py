@@ -338,7 +338,9 @@ class OneShot(Federation, Generic[S]):
             zip(self._received, self.in_one_frame(list(self._received.values())), strict=True)
         )
         for node, sent in moved.items():
-            if not all(map(_is_finite, sent.tables.values())):
+            # A covariance in a file was checked before.
+            tables = (each for each in sent.tables.values() if isinstance(each, Tensor))
+            if not all(each.isfinite().all() for each in tables):
                 self._reject(node, "columns of scales that the other sites' are far from")
             else:
                 self._received[node] = sent
@@ -433,11 +435,6 @@ class OneShot(Federation, Generic[S]):
             )
         for name, reason in unfit.items():
             self._reject(received[name][0], reason)
-
-
-def _is_finite(table: object) -> bool:
-    """Whether the numbers of a table are finite; a covariance in a file was checked before."""
-    return not isinstance(table, Tensor) or bool(table.isfinite().all())
 
 
 def in_order(sent: Iterable[S]) -> list[S]:
