@@ -31,7 +31,6 @@ from fedsurrogate.client_app.methods.fedlap.approximation import (
     Batches,
     Matching,
     Search,
-    ServerWalk,
     effective_radius,
     synthesise,
 )
@@ -340,7 +339,7 @@ def fedlap(device: str) -> Iterator[Row]:
         made, _ = synthesise(
             body, model, start, looks, Matching(settings, 0.1, 0.1), draws((), generator())
         )
-        server = ServerWalk(body, model, Descent(0.1, 20, 10.0), draws((), generator()))
+        server = (body, model, Descent(0.1, 20, 10.0), draws((), generator()))
         sides.append(
             (slope, made.values, effective_radius(server, start, real, Search(20), generator()))
         )

@@ -45,7 +45,6 @@ from fedsurrogate.client_app.methods.fedlap.approximation import (
     Batches,
     Matching,
     Search,
-    ServerWalk,
     Synthesis,
     effective_radius,
     synthesise,
@@ -387,9 +386,7 @@ def fedlap_round(clock: Clock, sizes: Sizes) -> Iterator[Row]:
             settings.image_steps * IMAGE_STEP * len(made.labels) + MODEL_STEP * BATCH
         )
         search = Search.within(cost, len(made.labels), len(real.labels), 100)
-        server = ServerWalk(
-            body, model, Descent(0.1, 100, settings.trust_radius), draws((), generator())
-        )
+        server = (body, model, Descent(0.1, 100, settings.trust_radius), draws((), generator()))
         effective_radius(server, made, real, search, generator())
         return story
 

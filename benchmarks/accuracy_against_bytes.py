@@ -56,7 +56,7 @@ def received(head: Head) -> Head:
 def federate(run: Run, data: Federation) -> tuple[Head, int]:
     """The head that the coordinator learns, and the bytes of all sites."""
     payloads = payloads_of(run, data)
-    head = learn([unpack_surrogate(payload) for payload in payloads], run, "cpu").head
+    head = learn([unpack_surrogate(payload) for payload in payloads], run, "cpu").model
     return received(head), sum(map(len, payloads))
 
 

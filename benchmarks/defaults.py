@@ -45,10 +45,10 @@ def rows_of(name: str, settings: dict[str, Any], sites: int, seed: int) -> list[
             solver: learn(surrogates, parse_run(chosen | {"head.solver": solver}), "cpu")
             for solver in ("lda", "ridge", "auto")
         }
-        accuracies = [round(data.judge(each.head), 2) for each in learned.values()]
+        accuracies = [round(data.judge(each.model), 2) for each in learned.values()]
         default = learned["auto"]
-        ratio = default.reason.partition("F = ")[2].partition(",")[0]
-        rows.append((name, form, pooled, ratio, *accuracies, default.solver))
+        ratio = str(default.facts.get("reason", "")).partition("F = ")[2].partition(",")[0]
+        rows.append((name, form, pooled, ratio, *accuracies, default.facts["solver"]))
         print(rows[-1], flush=True)
     return rows
 

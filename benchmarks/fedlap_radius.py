@@ -40,7 +40,6 @@ from fedsurrogate.common.models.training_parts import draws
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.surrogates import Synthetic
 from fedsurrogate.strategies.base.training import Training
-from fedsurrogate.strategies.fedlap import Walked
 
 SITES, ROUNDS = 5, 10
 NAME = "fedlap-radius"
@@ -59,7 +58,7 @@ AVERAGED: dict[str, Any] = {
 }
 # Rounds whose walk is drawn, and its steps.
 DRAWN, STEPS = (1, 5), 100
-Walks = list[tuple[Walked, list[float]]]
+Walks = list[tuple[dict[str, float], list[float]]]
 
 
 def rows_of(images: int) -> dict[str, dict[str, Any]]:
@@ -90,8 +89,8 @@ def cells(results: Sequence[tuple[Measured, Walks]]) -> tuple[Any, ...]:
     walked = [each for _, walks in results for each, _ in walks]
     ended: list[Any] = ["", ""]
     if walked:
-        edge = sum(each.at_edge > 0 for each in walked)
-        ended = [f"{edge} of {len(walked)}", round(mean(each.steps for each in walked))]
+        edge = sum(each["at_edge"] > 0 for each in walked)
+        ended = [f"{edge} of {len(walked)}", round(mean(each["steps"] for each in walked))]
     sent = round(results[0][0].bytes / ROUNDS / SITES)
     lowest, fall = round(min(curve[-1] for curve in curves), 1), round(max(falls), 1)
     return (*shown, lowest, fall, *ended, sent)
@@ -201,7 +200,7 @@ def main() -> None:
             key = f"{partition}, {name}"
             curves[key] = [[accuracy for _, accuracy in each.curve] for each, _ in seeds]
             if seeds[0][1]:
-                radii[key] = [[each.radius for each, _ in own] for _, own in seeds]
+                radii[key] = [[each["radius"] for each, _ in own] for _, own in seeds]
         walks[partition] = along(settings | DEFAULT | {"seed": 0}, load_seed(settings, SITES, 0))
     rows.sort(key=lambda row: (row[0], row[1]))
     columns = (

@@ -40,7 +40,8 @@ from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate, SumsSurrogate, Surrogate
 from fedsurrogate.strategies import stored_strategy
 from fedsurrogate.strategies.base.collection import Unrecorded
-from fedsurrogate.strategies.fedpft.strategy import LearnedHead, learn
+from fedsurrogate.strategies.base.outcome import Learned
+from fedsurrogate.strategies.fedpft.strategy import learn
 from fedsurrogate.strategies.robustness.defence import defend_surrogates
 from tests.hostile_sites import dirichlet, uneven_digits
 
@@ -125,9 +126,9 @@ class Learning:
         named = list(self.strategy.in_one_frame(named))
         features = raised(test[0], self.none.power)
 
-        def learned(run: Run) -> tuple[LearnedHead, float]:
+        def learned(run: Run) -> tuple[Learned, float]:
             made = learn(named, run, "cpu", self.classes)
-            right, tested = made.head.accuracy(features, self.classes, test[1])
+            right, tested = made.model.accuracy(features, self.classes, test[1])
             return made, round(100 * right / tested, 2)
 
         made, auto = learned(self.auto)
@@ -136,7 +137,7 @@ class Learning:
         none = auto if self._same(named, made) else learned(self.none)[1]
         return none, auto, lowered, out
 
-    def _same(self, sent: Sequence[AnySurrogate], made: LearnedHead) -> bool:
+    def _same(self, sent: Sequence[AnySurrogate], made: Learned) -> bool:
         """Whether the head is that of `none`: the same mixtures, and the same solver."""
         if made.defended.alike or isinstance(sent[0], SumsSurrogate):
             return False

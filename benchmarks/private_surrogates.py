@@ -76,7 +76,7 @@ def federate(
         )
     else:
         surrogates = [_equal(surrogates)] if row == EQUAL else surrogates
-        learned = learn(surrogates, run, "cpu", data.classes, centre).head
+        learned = learn(surrogates, run, "cpu", data.classes, centre).model
         assert isinstance(learned, Head)
         head = learned
     return received(head), sum(map(len, payloads))

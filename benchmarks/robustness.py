@@ -25,7 +25,8 @@ from benchmarks.harness.results import kept_rows, report
 from benchmarks.harness.samples import sample_folder, stored_features
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate
-from fedsurrogate.strategies.fedpft.strategy import LearnedHead, learn
+from fedsurrogate.strategies.base.outcome import Learned
+from fedsurrogate.strategies.fedpft.strategy import learn
 from fedsurrogate.strategies.robustness.defence import defend_surrogates
 from tests.hostile_sites import ATTACKS, Data, dirichlet, surrogate_of, trigger, uneven_digits
 
@@ -127,11 +128,11 @@ class Bench:
                     yield (attack, hostile, "no cap"), self.cell(sent, **UNCAPPED), rest
 
 
-def measured(learned: LearnedHead, classes: tuple[str, ...], test: Data) -> tuple[float, float]:
+def measured(learned: Learned, classes: tuple[str, ...], test: Data) -> tuple[float, float]:
     features, labels = test
     marked, others = features + trigger(features), labels != 0
-    right = learned.head.accuracy(features, classes, labels)[0]
-    fooled = learned.head.accuracy(marked[others], classes, torch.zeros_like(labels)[others])[0]
+    right = learned.model.accuracy(features, classes, labels)[0]
+    fooled = learned.model.accuracy(marked[others], classes, torch.zeros_like(labels)[others])[0]
     return 100 * right / len(labels), 100 * fooled / int(others.sum())
 
 

@@ -201,7 +201,7 @@ class Federation:
         """Accuracy in %, and the names of suspects."""
         run: Run = self.runs[rule]
         found = learn(sent, run, "cpu", self.classes)
-        right = found.head.accuracy(self.test[0], self.classes, self.test[1])[0]
+        right = found.model.accuracy(self.test[0], self.classes, self.test[1])[0]
         return 100 * right / len(self.test[1]), {each.site for each in found.defended.suspects}
 
     def loss(self, lie: Lie, rule: str) -> tuple[float, set[str]]:
@@ -216,7 +216,7 @@ class Federation:
 
     def right(self, sent: Sequence[AnySurrogate], rule: str) -> Tensor:
         """Whether each test record is placed right, (n,)."""
-        head = learn(sent, self.runs[rule], "cpu", self.classes).head
+        head = learn(sent, self.runs[rule], "cpu", self.classes).model
         names = torch.tensor([int(name) for name in head.header.classes])
         return (names[head.scores(self.test[0]).argmax(1)] == self.test[1]).double()
 

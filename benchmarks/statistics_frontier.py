@@ -109,7 +109,7 @@ class Fits:
         payloads = [pack_surrogate(each, run.settings.fedpft.bits) for each in self.of(run)]
         head = learn(
             [unpack_surrogate(payload) for payload in payloads], run, "cpu", self.data.classes
-        ).head
+        ).model
         return Measured(self.data.judge(head), sum(map(len, payloads)))
 
 

@@ -5,7 +5,6 @@ and the accuracy that a survey lets expect.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.common.files import read_json
 from fedsurrogate.common.image_histograms import HISTOGRAMS
 from fedsurrogate.common.models.classifiers import target_of_model
-from fedsurrogate.common.models.devices import pick_device
 from fedsurrogate.common.privacy.gaussian_mechanism import clip, weigh_mean_over_columns, with_noise
 from fedsurrogate.common.privacy.mechanism import SUMS, NoisySums
 from fedsurrogate.common.privacy.shares import ALL, KEPT, OwnParts, budget_shares, stated
@@ -34,12 +32,10 @@ from fedsurrogate.common.surrogates.class_sums import Sums, statistics
 from fedsurrogate.common.surrogates.surrogates import Header, SumsSurrogate
 from fedsurrogate.common.targets.metrics import facts_of
 from fedsurrogate.common.targets.target import Facts
-from fedsurrogate.strategies import stored_strategy
-from fedsurrogate.strategies.base.collection import Unrecorded
 from fedsurrogate.strategies.counting.strategy import payload_of, read_model
 from fedsurrogate.strategies.fedpft.private_head import learn_from_sums
 
-from .runs.reader import read_payloads
+from .refit import learned_again
 from .runs.state import as_number, at
 
 EPSILONS, DELTA = (1.0, 2.0, 4.0), 1e-5
@@ -48,21 +44,8 @@ DRAWS, POOL, MOST_RECORDS = 3, 4000, 20_000
 FAMILY, RANK = "lowrank", 16
 
 
-@dataclass(frozen=True, eq=False)
-class LabelledSource:
-    """Features of all classes to draw records from.
-
-    Attributes:
-        x: features, (n, d).
-        y: labels, (n,).
-        classes: their number.
-        how: where they come from, in words.
-    """
-
-    x: Tensor
-    y: Tensor
-    classes: int
-    how: str
+# Features of all classes to draw records from, (n, d), their labels (n,), and where they come from, in words.
+LabelledSource = tuple[Tensor, Tensor, str]
 
 
 def features_with(classes: int, dimension: int, expected: float, seed: int = 0) -> LabelledSource:
@@ -80,7 +63,7 @@ def features_with(classes: int, dimension: int, expected: float, seed: int = 0) 
 
     Example:
         >>> source = features_with(classes=2, dimension=3, expected=0.9)
-        >>> tuple(source.x.shape), source.y[:4].tolist()
+        >>> tuple(source[0].shape), source[1][:4].tolist()
         ((4000, 3), [0, 1, 0, 1])
     """
     generator = torch.Generator().manual_seed(seed)
@@ -103,7 +86,7 @@ def features_with(classes: int, dimension: int, expected: float, seed: int = 0) 
         f"random Gaussian classes in {dimension} dimensions, at a distance at which {expected:.0%} "
         "is reached without noise (--expected, --dimension; better: --like RUN)"
     )
-    return LabelledSource(high * centres[y] + noise, y, classes, how)
+    return high * centres[y] + noise, y, how
 
 
 def features_like(run: Path, classes: Sequence[str]) -> LabelledSource:
@@ -119,10 +102,7 @@ def features_like(run: Path, classes: Sequence[str]) -> LabelledSource:
     Raises:
         RunError: the surrogates lack one of the classes, or there are none to draw features from.
     """
-    config = settings_of_run(run)
-    strategy = stored_strategy(config)(config, Unrecorded(), pick_device("cpu"))
-    stored = [strategy.unpack(payload) for payload in read_payloads(run)]
-    learned = strategy.learn(strategy.in_one_frame(stored), config.settings.classes)
+    learned = learned_again(run)
     known = learned.model.header.classes
     if learned.source is None or (missing := sorted(set(classes) - set(known))):
         lacking = (
@@ -131,17 +111,12 @@ def features_like(run: Path, classes: Sequence[str]) -> LabelledSource:
             else f"it lacks {missing[0]!r}"
         )
         raise RunError(f"--like {run}: {lacking}; name another run, or leave it out")
-    x, y = learned.source.sample(0, POOL)
+    x, y = learned.source(0, POOL)
     index = torch.tensor([list(classes).index(name) if name in classes else -1 for name in known])[
         y
     ]
     kept = index >= 0
-    return LabelledSource(
-        x[kept].float(),
-        index[kept],
-        len(classes),
-        f"features drawn from the surrogates of {run.name}",
-    )
+    return x[kept].float(), index[kept], f"features drawn from the surrogates of {run.name}"
 
 
 def estimate_of(survey: Mapping[str, Any], source: LabelledSource) -> dict[str, Any]:
@@ -186,11 +161,12 @@ def estimate(
         estimated, in words.
     """
     generator = torch.Generator().manual_seed(seed)
-    order = torch.randperm(len(source.y), generator=generator)
-    x, y = source.x[order].double(), source.y[order]
+    order = torch.randperm(len(source[1]), generator=generator)
+    (x, y), classes = (each[order] for each in source[:2]), len(counts[0])
+    x = x.double()
     x = clip(weigh_mean_over_columns(x, _weight(x)), 0.0)[0]
     test = torch.arange(len(y)) < len(y) // 4
-    pools = [(~test & (y == label)).nonzero().flatten() for label in range(source.classes)]
+    pools = [(~test & (y == label)).nonzero().flatten() for label in range(classes)]
     sites = []
     for each in counts:
         scale = min(1.0, MOST_RECORDS / max(1, sum(max(0, n) for n in each)))
@@ -203,13 +179,11 @@ def estimate(
         sites.append((x[rows], y[rows]))
     accuracies = {}
     for epsilon in EPSILONS:
-        shares = [
-            _accuracy(sites, epsilon, source.classes, (x[test], y[test])) for _ in range(DRAWS)
-        ]
+        shares = [_accuracy(sites, epsilon, classes, (x[test], y[test])) for _ in range(DRAWS)]
         accuracies[f"{epsilon:g}"] = sum(shares) / DRAWS
     how = (
         f"estimated by simulating fedpft with noisy class sums at delta {DELTA:g}, as many records "
-        f"as the survey found, and {source.how}; real features may be easier or harder"
+        f"as the survey found, and {source[2]}; real features may be easier or harder"
     )
     return {"accuracy": accuracies, "how": how}
 

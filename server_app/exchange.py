@@ -17,7 +17,13 @@ from typing import Any
 
 from flwr.app import Message
 
-from fedsurrogate.common.errors import SITE_NAME, ConfigError, RunError, SealError, SurrogateError
+from fedsurrogate.common.errors import (
+    SITE_NAME,
+    ConfigError,
+    FedSurrogateError,
+    RunError,
+    SurrogateError,
+)
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.flower import flower
 from fedsurrogate.common.message_files import (
@@ -348,7 +354,7 @@ class FileGrid(LocalGrid):
         try:
             reply = self._checked(file, site, name, request)
             return Message(records.to_record(reply.payload, reply.info), reply_to=message)
-        except (SurrogateError, SealError, OSError, ValueError, TypeError) as error:
+        except (FedSurrogateError, OSError, ValueError, TypeError) as error:
             refused = file.with_suffix(REFUSED)
             try:
                 if abs(time.time() - file.lstat().st_mtime) < SETTLED:
@@ -365,12 +371,7 @@ class FileGrid(LocalGrid):
             return None
 
     def _checked(self, file: Path, site: str, name: str, request: str) -> MessageReply:
-        if not file.is_file() or file.stat().st_size > self._exchange.largest:
-            raise SurrogateError(
-                f"no file, or larger than the limit of {self._exchange.largest} bytes"
-            )
-        with file.open("rb") as stream:
-            content = stream.read(self._exchange.largest)
+        content = read_at_most(file, self._exchange.largest)
         reply = unpack_reply(content, self._exchange.keys[site])
         if (reply.site, reply.id, reply.request) != (site, name, request):
             raise SurrogateError(f"it answers another request, or is of site {reply.site[:64]!r}")

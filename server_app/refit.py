@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from fedsurrogate.common.errors import DataError, RunError
 from fedsurrogate.common.models.classifiers import Classifier, class_indices, target_of_model
 from fedsurrogate.common.models.devices import pick_device
 from fedsurrogate.common.run import Run
-from fedsurrogate.common.signed_models.signed_model import MODEL_FILE, is_simulated, settings_of_run
+from fedsurrogate.common.signed_models.signed_model import (
+    MODEL_FILE,
+    is_simulated,
+    settings_of_run,
+)
 from fedsurrogate.common.surrogates.surrogates import class_order
 from fedsurrogate.common.targets.metrics import measured, metrics_of
 from fedsurrogate.common.wire import model_proto
@@ -24,13 +25,14 @@ from fedsurrogate.common.wire.records import unpack_public_mean
 from fedsurrogate.strategies import stored_strategy
 from fedsurrogate.strategies.base.collection import Unrecorded
 from fedsurrogate.strategies.base.one_shot import CENTRE_FILE, OneShot, in_order
-from fedsurrogate.strategies.base.outcome import Learned, PointSource, Suspect
+from fedsurrogate.strategies.base.outcome import Learned, Suspect
 
 from .runs.reader import read_payloads
 
 # By name: the coordinator's code does not import the site's. In a simulation, this machine is every
 # site.
 TEST_RECORDS = "fedsurrogate.client_app.diagnostics.first_look"
+Scores = tuple[float, float] | Mapping[str, Mapping[str, float]]
 
 
 def refit(
@@ -71,8 +73,7 @@ def refit(
         )
     if defence:
         config = Run.resolve(config.settings.model_copy(update={"defence": defence}))
-    strategy = _strategy(run, config)
-    stored = [strategy.unpack(payload) for payload in read_payloads(run)]
+    strategy, stored = _stored(run, config)
     sites = [sent.header.site for sent in stored]
     if missing := set(without) - set(sites):
         raise RunError(f"site {sorted(missing)[0]!r} is not in this run; it has {', '.join(sites)}")
@@ -112,24 +113,7 @@ def refit(
     return folder, model
 
 
-@dataclass(frozen=True)
-class RefitScores:
-    """How good a new model of a simulation is on its test records.
-
-    Attributes:
-        tested: number of the records.
-        accuracy: of the new model, on the records of its classes.
-        before: of the run's own model, on the same records.
-        metric_values: of a model of another target, by what it answers; else empty.
-    """
-
-    tested: int
-    accuracy: float = 0.0
-    before: float = 0.0
-    metric_values: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-
-
-def scores_of(run: Path, model: Classifier) -> RefitScores | None:
+def scores_of(run: Path, model: Classifier) -> tuple[int, Scores] | None:
     """Test a new model on the test records of a simulation.
 
     Args:
@@ -137,7 +121,8 @@ def scores_of(run: Path, model: Classifier) -> RefitScores | None:
         model: learned from what the run stored.
 
     Returns:
-        The scores; None where the run was no simulation.
+        Number of the test records, and accuracies of the new and the run's own model on those of its
+        classes, or the metrics of each answer to another target; None where the run was no simulation.
 
     Raises:
         FedSurrogateError: the test records are no longer there.
@@ -150,47 +135,41 @@ def scores_of(run: Path, model: Classifier) -> RefitScores | None:
     if config.target is not None:
         outputs, target = model.header.classes, target_of_model(model)
         sums = measured(target, outputs, model.scores(records.features), records.targets())
-        return RefitScores(len(records.labels), metric_values=metrics_of(sums))
+        return len(records.labels), metrics_of(sums)
     known = class_indices(model.header.classes, names)[records.labels] >= 0
     if not known.any():
         raise DataError(f"no test record of {', '.join(model.header.classes)}")
     of_classes = records.features[known], names, records.labels[known]
     # As sites receive them, at 16 bits.
-    right, before = (
+    right = [
         model_proto.unpack_classifier(model_proto.pack_classifier(each)).accuracy(*of_classes)[0]
         for each in (model, model_proto.load_model(run / MODEL_FILE))
-    )
+    ]
     count = int(known.sum())
-    return RefitScores(count, right / count, before / count)
+    return count, (right[0] / count, right[1] / count)
 
 
-def stored_source(run: Path) -> PointSource | None:
-    """What draws synthetic features from the surrogates of a stored run, as it does at the end of a run.
+def learned_again(run: Path) -> Learned:
+    """What a run learned, from what it stored.
 
     Args:
         run: the run folder.
 
-    Returns:
-        The source; None where the run has stored nothing to draw from.
-
     Raises:
+        RunError: if the run stored nothing of each site.
         SurrogateError: for stored surrogates that cannot be read.
     """
     config = settings_of_run(run)
-    try:
-        strategy = _strategy(run, config)
-        payloads = read_payloads(run)
-    except RunError:
-        return None
-    stored = strategy.in_one_frame([strategy.unpack(each) for each in payloads])
-    learned: Learned = strategy.learn(in_order(stored), config.settings.classes)
-    return learned.source
+    strategy, stored = _stored(run, config)
+    return strategy.learn(in_order(strategy.in_one_frame(stored)), config.settings.classes)
 
 
-def _strategy(run: Path, config: Run) -> OneShot[Any]:
-    """What learns again from what a run stored. Raises RunError for a method that stores nothing."""
-    device = pick_device(config.settings.device)
-    return stored_strategy(config)(config, Unrecorded(), device, _stored_centre(run))
+def _stored(run: Path, config: Run) -> tuple[OneShot[Any], list[Any]]:
+    """What learns again, and what the sites sent. Raises RunError where nothing is stored."""
+    device, file = pick_device(config.settings.device), run / CENTRE_FILE
+    centre = unpack_public_mean(file.read_bytes() if file.exists() else None)
+    strategy = stored_strategy(config)(config, Unrecorded(), device, centre)
+    return strategy, [strategy.unpack(payload) for payload in read_payloads(run)]
 
 
 def _check_classes(classes: Sequence[str], known: Sequence[str]) -> None:
@@ -203,16 +182,3 @@ def _check_classes(classes: Sequence[str], known: Sequence[str]) -> None:
         raise RunError(
             f"classes = {classes[0]!r}: a head tells two classes apart, or more; name another one"
         )
-
-
-def _stored_centre(run: Path) -> Tensor | None:
-    """The public mean of the features of a stored run, as the sites had it.
-
-    Args:
-        run: the run folder.
-
-    Returns:
-        The centre, (d,); None without one.
-    """
-    file = run / CENTRE_FILE
-    return unpack_public_mean(file.read_bytes() if file.exists() else None)

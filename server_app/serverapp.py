@@ -192,10 +192,9 @@ def _signer(config: Run, flower_run_id: int) -> Callable[[Outcome], SignedModel]
     def sign(outcome: Outcome) -> SignedModel:
         assert outcome.model is not None  # the strategy sends a model, so it has one
         private = signing_key(Path(config.settings.output_dir), os.environ)
-        sampler = None if outcome.learned is None else outcome.learned.sample
         used = outcome.count("used")
         return make_signed_model(
-            outcome.model, config, sampler, str(flower_run_id), used, private, outcome.units
+            outcome.model, config, outcome.learned, str(flower_run_id), used, private, outcome.units
         )
 
     return sign

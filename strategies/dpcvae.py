@@ -270,7 +270,7 @@ class SharedGenerator(Federation):
         sent to the sites.
         """
         generator = Generator(training.header(), self.config, training.model)
-        self.outcome.learned = generator
+        self.outcome.learned = generator.sample
         self.outcome.parameters = sum(
             math.prod(shape) for shape in expected_shapes(training).values()
         )

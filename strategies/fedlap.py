@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -41,23 +40,6 @@ FAR_BELOW = 10
 LONGEST = 4.0
 # Rounds whose images are remembered.
 REMEMBERED = 3
-
-
-@dataclass(frozen=True)
-class Walked:
-    """A descent.
-
-    Attributes:
-        radius: of the ball around the start that it stays in.
-        moved: its distance from the start.
-        steps: their number.
-        at_edge: how many of them ended at the edge of the ball.
-    """
-
-    radius: float
-    moved: float
-    steps: int
-    at_edge: int
 
 
 def limited_radii(radii: Mapping[str, float]) -> dict[str, float]:
@@ -127,7 +109,7 @@ def common_radius(rule: str, radii: Sequence[float], trust_radius: float) -> flo
     return trust_radius
 
 
-def learn(training: Training, sets: Sequence[Synthetic], device: str = "cpu") -> Walked:
+def learn(training: Training, sets: Sequence[Synthetic], device: str = "cpu") -> dict[str, float]:
     """Finish a round: gradient descent from the model on the weighted loss of all sets, inside the
     common radius.
 
@@ -140,6 +122,10 @@ def learn(training: Training, sets: Sequence[Synthetic], device: str = "cpu") ->
         training: before the round; changed.
         sets: the sites' synthetic records, with their radii.
         device: on which the descent runs.
+
+    Returns:
+        The radius of the ball that the descent stays in, its distance from the start, its steps, and
+        how many of them ended at the edge.
 
     Source: FedLAP-DP, equation 14 (its code uses equal weights). Differs from the paper, which
         forgets earlier rounds.
@@ -170,7 +156,7 @@ def learn(training: Training, sets: Sequence[Synthetic], device: str = "cpu") ->
         {name: tensor.cpu() for name, tensor in each.items()} for each in (current, memory)
     )
     training.finish_round(radii)
-    return Walked(radius, moved, steps, edge)
+    return {"radius": radius, "moved": moved, "steps": steps, "at_edge": edge}
 
 
 def _remembered(
@@ -311,14 +297,7 @@ class FedLAP(Rounds[Synthetic]):
         if raised:
             self.recorder.event("radius-raised", sites=raised, round=training.round + 1)
         self._keep_sheets(training.round + 1, replies)
-        step = learn(training, replies, self.device)
-        facts = {
-            "radius": step.radius,
-            "moved": step.moved,
-            "steps": step.steps,
-            "at_edge": step.at_edge,
-        }
-        return {**facts, "radii": radii}
+        return {**learn(training, replies, self.device), "radii": radii}
 
     def _gradient(self, training: Training, synthetic: Synthetic) -> dict[str, Tensor]:
         own = self.config.settings.fedlap

@@ -52,7 +52,7 @@ def synthetic(settings: dict[str, Any], data: Federation, count: int) -> Tensor:
         labels = labels_like(made.shares, count)
         return scaled(made.draw(labels, torch.Generator().manual_seed(0)))
     sent = [released(run, s.train.features, s.train.labels, data.classes) for s in data.sites]
-    return scaled(learn(sent, run, "cpu", data.classes).sample(0, count)[0])
+    return scaled(learn(sent, run, "cpu", data.classes).source(0, count)[0])
 
 
 def apart(seed: int, data: Federation, settings: dict[str, Any] | None) -> float:

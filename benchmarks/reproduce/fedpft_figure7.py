@@ -109,7 +109,7 @@ def samples(settings: dict[str, Any], data: Federation) -> Tensor:
     run, train = parse_run(settings), data.sites[0].train
     sent = released(run, train.features, train.labels, data.classes)
     assert isinstance(sent, Surrogate)
-    drawn, labels = learn([sent], run, "cpu", data.classes).sample(0, len(train.labels))
+    drawn, labels = learn([sent], run, "cpu", data.classes).source(0, len(train.labels))
     return drawn[labels == 0]
 
 

@@ -197,7 +197,7 @@ def sampled(groups: Images, settings: dict[str, Scalar], count: int) -> Tensor:
     run = parse_run(settings | {"classes": ",".join(names), "features.power-transform": 1.0})
     sent = released(run, groups.features, groups.labels, names)
     assert isinstance(sent, Surrogate | SumsSurrogate)
-    return unit_norm(learn([sent], run, "cpu", names).sample(0, count)[0])
+    return unit_norm(learn([sent], run, "cpu", names).source(0, count)[0])
 
 
 def figures(made: Tensor, real: Tensor, similar: Tensor) -> tuple[float, ...]:

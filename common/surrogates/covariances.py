@@ -67,19 +67,9 @@ class Cluster:
     squares: Tensor
 
 
-@dataclass(frozen=True)
-class CovarianceLimits:
-    """Limits of an estimate.
-
-    Attributes:
-        floor: lower bound of variances.
-        rank: for lowrank, the columns of its factor.
-        gram: for a shared covariance, X^T X of the points, (d, d); computed where it is None.
-    """
-
-    floor: float
-    rank: int = 1
-    gram: Tensor | None = None
+# Lower bound of variances, as a share of the mean variance, like scikit-learn's reg_covar for
+# unit-scale data.
+RELATIVE_FLOOR = 1e-6
 
 
 class CovarianceModel(Protocol):
@@ -95,13 +85,14 @@ class CovarianceModel(Protocol):
 
     @classmethod
     def estimate(
-        cls, clusters: Sequence[Cluster], limits: CovarianceLimits, previous: CovarianceModel | None
+        cls, clusters: Sequence[Cluster], rank: int, gram: Tensor, previous: CovarianceModel | None
     ) -> Self:
         """M-step of EM; for lowrank one step that never lowers the likelihood.
 
         Args:
             clusters: one for each class, whose components follow each other in the table.
-            limits: of the estimate.
+            rank: for lowrank, the columns of its factor.
+            gram: for a shared covariance, X^T X of all points, (d, d).
             previous: the estimate of the step before; None in the first step.
         """
 
@@ -207,14 +198,14 @@ class Diagonal(CovarianceModel):
 
     @classmethod
     def estimate(
-        cls, clusters: Sequence[Cluster], limits: CovarianceLimits, previous: CovarianceModel | None
+        cls, clusters: Sequence[Cluster], rank: int, gram: Tensor, previous: CovarianceModel | None
     ) -> Self:
         """Weighted variance of each dimension."""
         tables = [
             weighted_sums(c.responsibilities, c.squares) / c.sizes[:, None] - c.means.square()
             for c in clusters
         ]
-        return cls(torch.cat(tables).clamp_min(limits.floor))
+        return cls(torch.cat(tables).clamp_min(RELATIVE_FLOOR))
 
     @classmethod
     def squares(cls, points: Tensor) -> Tensor:
@@ -256,13 +247,13 @@ class Spherical(CovarianceModel):
 
     @classmethod
     def estimate(
-        cls, clusters: Sequence[Cluster], limits: CovarianceLimits, previous: CovarianceModel | None
+        cls, clusters: Sequence[Cluster], rank: int, gram: Tensor, previous: CovarianceModel | None
     ) -> Self:
         """Mean over dimensions of the weighted variances."""
         tables = [
             c.responsibilities.T @ c.squares / c.sizes - c.means.square().sum(1) for c in clusters
         ]
-        return cls((torch.cat(tables) / clusters[0].means.shape[1]).clamp_min(limits.floor))
+        return cls((torch.cat(tables) / clusters[0].means.shape[1]).clamp_min(RELATIVE_FLOOR))
 
     @classmethod
     def squares(cls, points: Tensor) -> Tensor:
@@ -303,7 +294,7 @@ class Full(CovarianceModel):
 
     @classmethod
     def estimate(
-        cls, clusters: Sequence[Cluster], limits: CovarianceLimits, previous: CovarianceModel | None
+        cls, clusters: Sequence[Cluster], rank: int, gram: Tensor, previous: CovarianceModel | None
     ) -> Self:
         """Weighted scatter around each mean. The floor is added to its diagonal, like
         scikit-learn's reg_covar.
@@ -316,7 +307,7 @@ class Full(CovarianceModel):
             ):
                 centred = points - mean
                 scatter = (centred * weight[:, None]).T @ centred / size
-                factors.append(cholesky(scatter, limits.floor))
+                factors.append(cholesky(scatter, RELATIVE_FLOOR))
         return cls(torch.stack(factors))
 
     def log_density(self, points: Tensor, means: Tensor, squares: Tensor | None = None) -> Tensor:
@@ -405,16 +396,14 @@ class LowRank(CovarianceModel):
 
     @classmethod
     def estimate(
-        cls, clusters: Sequence[Cluster], limits: CovarianceLimits, previous: CovarianceModel | None
+        cls, clusters: Sequence[Cluster], rank: int, gram: Tensor, previous: CovarianceModel | None
     ) -> Self:
         """First principal components, then EM steps of factor analysis, on the pooled scatter.
 
         Source:
             Rubin & Thayer 1982.
         """
-        return cls.of_scatter(
-            _pooled_scatter(clusters, limits.gram), limits.rank, limits.floor, previous
-        )
+        return cls.of_scatter(_pooled_scatter(clusters, gram), rank, RELATIVE_FLOOR, previous)
 
     @classmethod
     def of_scatter(
@@ -505,10 +494,10 @@ class Gram(CovarianceModel):
 
     @classmethod
     def estimate(
-        cls, clusters: Sequence[Cluster], limits: CovarianceLimits, previous: CovarianceModel | None
+        cls, clusters: Sequence[Cluster], rank: int, gram: Tensor, previous: CovarianceModel | None
     ) -> Self:
         """The pooled scatter."""
-        scatter = _pooled_scatter(clusters, limits.gram)
+        scatter = _pooled_scatter(clusters, gram)
         return cls((scatter + scatter.T) / 2)
 
     def log_density(self, points: Tensor, means: Tensor, squares: Tensor | None = None) -> Tensor:
@@ -584,15 +573,13 @@ def gram(parts: Sequence[Tensor]) -> Tensor:
     return points.T @ points
 
 
-def _pooled_scatter(clusters: Sequence[Cluster], squares: Tensor | None) -> Tensor:
+def _pooled_scatter(clusters: Sequence[Cluster], gram: Tensor) -> Tensor:
     """Scatter around the component means, over all classes, divided by the number of points: (d,
     d).
     """
-    if squares is None:
-        squares = gram([cluster.points for cluster in clusters])
     means = torch.cat([cluster.means for cluster in clusters])
     sizes = torch.cat([cluster.sizes for cluster in clusters])
-    return (squares - (means * sizes[:, None]).T @ means) / sum(
+    return (gram - (means * sizes[:, None]).T @ means) / sum(
         len(cluster.points) for cluster in clusters
     )
 

@@ -21,9 +21,9 @@ from ..models.devices import one_thread_each
 from .covariances import (
     FAMILIES,
     LOG_2PI,
+    RELATIVE_FLOOR,
     AnyCovariance,
     Cluster,
-    CovarianceLimits,
     CovarianceModel,
     Diagonal,
     Full,
@@ -343,9 +343,6 @@ def _squared_distances(points: Tensor, norms: Tensor, centres: Tensor) -> Tensor
     return (norms[:, None] - 2 * products(points, centres) + centres.square().sum(1)).clamp_min(0)
 
 
-# Lower bound of variances, as a share of the mean variance, like scikit-learn's reg_covar for
-# unit-scale data.
-RELATIVE_FLOOR = 1e-6
 # Numbers in a chunk of records in a file (32 MiB in double precision), and in the sample that several
 # components are fitted to.
 CHUNK, SAMPLE = 2**22, 2**24
@@ -600,7 +597,7 @@ def _fit_group(
     )
     for part in parts:
         part.div_(scale)
-    limits = CovarianceLimits(RELATIVE_FLOOR, rank, gram(parts) if family.shared else None)
+    whole = gram(parts) if family.shared else torch.empty(0)
     responsibilities = [
         k_means(
             part,
@@ -617,7 +614,7 @@ def _fit_group(
         clusters = [
             _summarise(*each) for each in zip(parts, responsibilities, squares, strict=True)
         ]
-        covariance = family.estimate(clusters, limits, covariance)
+        covariance = family.estimate(clusters, rank, whole, covariance)
         if not family.iterative and all(len(c.sizes) == 1 for c in clusters):
             break
         joints = _joint_log_densities(clusters, covariance)

@@ -248,10 +248,7 @@ def run(
     from ..monitoring.watch import Progress
     from ..runs.presets import typed_settings
 
-    given, proposed = typed_settings(run_config), settings_of(proposal)
-    overrides = {**proposed, **given}
-    if proposed:
-        overrides["approval"] = proposed["approval"]
+    overrides = settings_of(proposal, typed_settings(run_config))
     if check:
         overrides["check-only"] = True
     config = parse_run(overrides)

@@ -318,12 +318,13 @@ def _print_scores(run: Path, head: Classifier) -> None:
         return
     if found is None:
         return
-    if found.metric_values:
-        _print_measured({"all": found.metric_values}, f"{found.tested} test records")
+    tested, scores = found
+    if not isinstance(scores, tuple):
+        _print_measured({"all": scores}, f"{tested} test records")
         return
     console.print(
-        f"accuracy {found.accuracy:.2%} on {found.tested} test records of these classes; the run's "
-        f"own model {found.before:.2%}"
+        f"accuracy {scores[0]:.2%} on {tested} test records of these classes; the run's own model "
+        f"{scores[1]:.2%}"
     )
 
 

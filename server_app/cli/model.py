@@ -128,7 +128,7 @@ def survey(
     from ..runs.presets import typed_settings
 
     try:
-        proposed = proposals.settings_of(proposal)
+        proposed = proposals.settings_of(proposal, {})
         names = split_names(classes or str(proposed.get("classes", "")))
         images = images or str(proposed.get("counting.images", ""))
     except ValueError as error:
@@ -144,26 +144,23 @@ def survey(
             f"task = {settings['task']!r} has no {'classes' if names else 'estimate'}; leave out "
             f"--{'classes' if names else 'like'}"
         )
-    if of_target:
-        folder = _run(settings, simulate, control, root_certificates)
-        _show_counts(folder, _result(folder, "survey"), as_json)
-        return
-    if not names:
+    if not (of_target or names):
         raise ConfigError(
             "name all classes with --classes, or another target with --run-config, such as "
             "\"task='regression' target-range='0,100'\""
         )
     # Before the sites are charged: these may fail.
-    source = (
-        features_like(like, names)
-        if like is not None
-        else features_with(len(names), dimension, expected)
-    )
+    source = None
+    if not of_target:
+        source = (
+            features_like(like, names) if like else features_with(len(names), dimension, expected)
+        )
     folder = _run(settings, simulate, control, root_certificates)
     result = _result(folder, "survey")
-    result["estimate"] = estimate_of(result, source)
-    (folder / "survey.json").write_text(json.dumps(result, indent=2) + "\n")
-    write_report(folder)
+    if source is not None:
+        result["estimate"] = estimate_of(result, source)
+        (folder / "survey.json").write_text(json.dumps(result, indent=2) + "\n")
+        write_report(folder)
     _show_counts(folder, result, as_json)
 
 

@@ -60,9 +60,9 @@ def log(
         superlink: The SuperLink's Control API, for connected sites and waiting runs; empty: none.
     """
     if to == "mlflow":
-        from ..monitoring.mlflow_runs import Place, log_to_mlflow
+        from ..monitoring.mlflow_runs import log_to_mlflow
 
-        for run in log_to_mlflow(what, Place(store, experiment)):
+        for run in log_to_mlflow(what, store, experiment):
             console.print(run)
         return
     from fedsurrogate.common.flower.environment import is_loopback

@@ -57,7 +57,7 @@ def request(
     from ..exchange import make_request
     from ..runs.presets import typed_settings
 
-    settings = {**settings_of(proposal), **typed_settings(run_config)}
+    settings = settings_of(proposal, typed_settings(run_config))
     _check_and_note(folder, "request", settings)
     made = make_request(settings, out, read_request_key(folder), days)
     until = f", valid until {made.expires}" if made.expires else ""
@@ -136,7 +136,7 @@ def exchange(
     def show(line: str) -> None:
         console.print(line)
 
-    overrides = {**settings_of(proposal), **typed_settings(run_config)}
+    overrides = settings_of(proposal, typed_settings(run_config))
     _check_and_note(folder, "start", overrides)
     try:
         with interruptible():

@@ -112,14 +112,14 @@ def write_proposal(
     )
 
 
-def settings_of(proposal: Path | None) -> dict[str, Scalar]:
-    """The settings that a proposal names, with itself as `approval`; none without one."""
+def settings_of(proposal: Path | None, given: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """The settings that a proposal names, with itself as `approval`, and others that are given."""
     from fedsurrogate.common.security.documents import read_proposal
 
     if proposal is None:
-        return {}
+        return dict(given)
     signed = read_proposal(proposal)
-    return {**signed.proposal.content, "approval": signed.setting()}
+    return {**signed.proposal.content, **given, "approval": signed.setting()}
 
 
 def as_proposed(settings: Mapping[str, Scalar], proposal: Path | None) -> dict[str, Scalar]:
@@ -134,7 +134,7 @@ def as_proposed(settings: Mapping[str, Scalar], proposal: Path | None) -> dict[s
     """
     if proposal is None:
         return dict(settings)
-    proposed = settings_of(proposal)
+    proposed = settings_of(proposal, {})
     for key in ("counting.kind", "counting.digest", "counting.images"):
         if proposed.get(key) != settings.get(key):
             raise ConfigError(

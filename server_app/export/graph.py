@@ -7,6 +7,7 @@ import json
 import os
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ from fedsurrogate.common.surrogates.mixtures import Frame
 from fedsurrogate.common.targets.metrics import answer_columns, answers_together
 
 from ..deployment.request_key import read_request_key, signing_key
-from ..refit import stored_source
+from ..refit import learned_again
 
 # Largest difference of an answer between the written graph and this process: of a probability, or as
 # a share of the largest number in its column, if that is above one.
@@ -329,5 +330,8 @@ def signed_model_of(run: Path, key_folder: Path | None = None) -> SignedModel:
         if key_folder
         else signing_key(run.absolute().parent, os.environ)
     )
-    source = stored_source(run) if settings_of_run(run).settings.epsilon else None
-    return signed_from_run(run, private, None if source is None else source.sample)
+    source = None
+    if settings_of_run(run).settings.epsilon:
+        with suppress(RunError):  # A run may have stored nothing to draw from.
+            source = learned_again(run).source
+    return signed_from_run(run, private, source)

@@ -656,12 +656,6 @@ def check_records(overrides: Mapping[str, Scalar], sites: int) -> Sequence[str]:
     return check(config, sites, known_dimension(config.settings))
 
 
-def check_known_payload(config: Run) -> None:
-    """Raise ConfigError if a site's message would be too large, as far as the settings tell."""
-    if dimension := known_dimension(config.settings):
-        check_payload(config, dimension, max(2, len(config.settings.classes)), 1)
-
-
 def check_submission(config: Run, control: str) -> None:
     """Check a run on a SuperLink. Its device and its folders are checked only if the SuperLink is
     on this machine. Otherwise the coordinator's app checks them when it starts, before any request
@@ -676,6 +670,7 @@ def check_submission(config: Run, control: str) -> None:
     """
     check_data_named(config.settings)
     check_backbone_name(config.settings.backbone, required=False)
-    check_known_payload(config)
+    if dimension := known_dimension(config.settings):
+        check_payload(config, dimension, max(2, len(config.settings.classes)), 1)
     if is_here(control):
         check_start(config, simulated=False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,26 +27,14 @@ QUIET = "MLFLOW_DISABLE_TELEMETRY"
 FOLDERS = "MLFLOW_ALLOW_FILE_STORE"
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where MLflow keeps runs.
-
-    Attributes:
-        store: its address: `file:FOLDER`, `sqlite:///FILE`, or that of a tracking server.
-        experiment: name of the experiment, which is made if it does not exist.
-    """
-
-    store: str = "file:mlruns"
-    experiment: str = "fedsurrogate"
-
-
-def log_to_mlflow(path: Path, place: Place = Place()) -> list[str]:
+def log_to_mlflow(path: Path, store: str, experiment: str) -> list[str]:
     """Log a run, or all runs of a sweep below one of their own. Earlier entries of the same runs in
     the experiment are replaced.
 
     Args:
         path: a run folder, or the file of a sweep.
-        place: the store and the experiment.
+        store: its address: `file:FOLDER`, `sqlite:///FILE`, or that of a tracking server.
+        experiment: name of the experiment, which is made if it does not exist.
 
     Returns:
         The ids of the runs in MLflow; that of a sweep first.
@@ -62,15 +49,15 @@ def log_to_mlflow(path: Path, place: Place = Place()) -> list[str]:
         from mlflow.exceptions import MlflowException
         from mlflow.tracking import MlflowClient
     try:
-        client = MlflowClient(place.store)
-        found = client.get_experiment_by_name(place.experiment)
+        client = MlflowClient(store)
+        found = client.get_experiment_by_name(experiment)
         made = None if found is None else found.experiment_id
-        experiment = made or client.create_experiment(place.experiment)
+        made = made or client.create_experiment(experiment)
         if path.is_dir():
-            return [_log_run(client, experiment, path, {})]
-        return _log_sweep(client, experiment, path)
+            return [_log_run(client, made, path, {})]
+        return _log_sweep(client, made, path)
     except (MlflowException, OSError) as error:
-        raise RunError(f"MLflow at {place.store!r} refused: {str(error)[:300]}") from None
+        raise RunError(f"MLflow at {store!r} refused: {str(error)[:300]}") from None
 
 
 def _log_sweep(client: Any, experiment: str, file: Path) -> list[str]:

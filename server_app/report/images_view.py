@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from fedsurrogate.common.errors import RunError
@@ -16,17 +15,8 @@ SEEN = 3.0
 MORE, LESS, NOTHING = "▲", "▼", "-"
 
 
-@dataclass(frozen=True)
-class Cell:
-    """A site's part of its images in a cell of a histogram.
-
-    Attributes:
-        text: in percent; with a mark where it differs from other sites by more than noise and chance.
-        share: 0 to 1, for the shade.
-    """
-
-    text: str
-    share: float = 0.0
+# A site's part of its images in a cell of a histogram: in words, and as a share for its colour.
+Cell = tuple[str, float]
 
 
 def images_view(folder: Path) -> Json | None:
@@ -92,7 +82,7 @@ def _histogram(content: Json, noise: Mapping[str, float]) -> Json:
             [
                 _cell(site, counts[cell], totals, as_table(differing.get(site)).get(names[cell]))
                 if site in shown
-                else Cell(NOTHING)
+                else (NOTHING, 0.0)
                 for site, counts in sites.items()
             ],
         )
@@ -112,4 +102,4 @@ def _counts(values: object, length: int) -> list[float]:
 def _cell(site: str, count: float, totals: Mapping[str, float], differs: object) -> Cell:
     share = min(1.0, max(0.0, count / max(1.0, totals.get(site, 0.0))))
     mark = "" if differs is None else f" {MORE if (as_number(differs) or 0.0) > 0 else LESS}"
-    return Cell(f"{share:.0%}{mark}", share)
+    return f"{share:.0%}{mark}", share

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,19 +29,10 @@ from .state import as_numbers, as_table, at
 MEAN_OF_HALF, DEVIATIONS = 0.4, 3.0
 
 
-@dataclass(frozen=True)
-class MissingClasses:
-    """Classes without records anywhere.
-
-    Attributes:
-        names: of these classes.
-        known: "exact": the sites' counts show it. "noisy": their noisy counts together are no more
-            than noise, so records may be there. "unknown": no count of a single site or class was
-            reported, as in secure aggregation.
-    """
-
-    names: tuple[str, ...] = ()
-    known: Literal["exact", "noisy", "unknown"] = "unknown"
+# Classes without records anywhere, and how that is known. "exact": the sites' counts show it. "noisy": their
+# noisy counts together are no more than noise, so records may be there. "unknown": no count of a single site
+# or class was reported, as in secure aggregation.
+MissingClasses = tuple[tuple[str, ...], Literal["exact", "noisy", "unknown"]]
 
 
 def missing_classes(
@@ -58,12 +49,12 @@ def missing_classes(
         private: whether the run adds noise.
 
     Example:
-        >>> missing_classes(["a", "b"], [({"a": 3.0}, None)], False).names
-        ('b',)
-        >>> missing_classes(["a", "b"], [({"a": 90.0, "b": 4.0}, 5.0)], True).names
-        ('b',)
-        >>> missing_classes(["a", "b"], [], True).known
-        'unknown'
+        >>> missing_classes(["a", "b"], [({"a": 3.0}, None)], False)
+        (('b',), 'exact')
+        >>> missing_classes(["a", "b"], [({"a": 90.0, "b": 4.0}, 5.0)], True)
+        (('b',), 'noisy')
+        >>> missing_classes(["a", "b"], [], True)
+        ((), 'unknown')
     """
     if private:
         noisy = [(records, noise) for records, noise in counts if records and noise]
@@ -80,12 +71,12 @@ def missing_classes(
         for name in wanted
         if totals and sum(max(0.0, each.get(name, 0.0)) for each in totals) <= bound
     )
-    return MissingClasses(names, known)  # type: ignore[arg-type]
+    return names, known  # type: ignore[return-value]
 
 
 # The card is red if at least this share of all records is missing.
 MUCH = 0.1
-UNKNOWN = MissingClasses()
+UNKNOWN: MissingClasses = ((), "unknown")
 
 # Harm of a site, a share of records, from which a line says it.
 WORTH_A_LINE = 0.01
@@ -133,7 +124,7 @@ def run_card(
         "state": "red"
         if share >= MUCH
         else "amber"
-        if lost or missing.names or at_chance is not False
+        if lost or missing[0] or at_chance is not False
         else "green",
         "missing_share": round(share, 4),
         "invited": len(sites),
@@ -150,8 +141,8 @@ def run_card(
         "capped": {site.name: round(site.kept_share, 6) for site in sites if site.kept_share < 1},
         "suspects": {site.name: site.suspect for site in sites if site.suspect},
         "effects": {site.name: site.effect.rounded() for site in sites if site.effect is not None},
-        "without_records": list(missing.names),
-        "records_by_class": missing.known,
+        "without_records": list(missing[0]),
+        "records_by_class": missing[1],
         "at_chance": at_chance,
     }
 
@@ -524,9 +515,7 @@ def make_projection(outcome: Outcome) -> Json:
     """
     if outcome.model is None or not outcome.points:
         return {}
-    return {"classes": outcome.model.header.classes} | {
-        kind: asdict(points) for kind, points in outcome.points.items()
-    }
+    return {"classes": outcome.model.header.classes, **outcome.points}
 
 
 def _privacy(plan: Plan, own: Settings, outcome: Outcome, simulated: bool) -> Json | None:

@@ -206,43 +206,6 @@ POLL_SECONDS = 0.3
 
 
 @dataclass(frozen=True)
-class SiteView:
-    """Data of one site in the run folder; None for missing values.
-
-    Attributes:
-        name: of the site.
-        status: "used", "replied", "no reply" or one of the other values of `OUTCOMES`.
-        troubles: what went wrong and why, in order, each once.
-        bytes: sent up by the site.
-        seconds: its working time.
-        accuracy: on its own test records, in [0, 1].
-        tested: number of these test records.
-        counts: records by class that its surrogate represents; empty if it has reported none.
-        counted: records that its surrogate represents, where it has no classes.
-    """
-
-    name: str
-    status: str
-    troubles: tuple[tuple[str, str], ...]
-    bytes: float | None
-    seconds: float | None
-    accuracy: float | None
-    tested: float | None
-    counts: Mapping[str, float]
-    counted: float | None = None
-
-    @property
-    def label(self) -> str:
-        """Return the name for use in a sentence."""
-        return f"site {self.name}" if self.name.isdecimal() else self.name
-
-    @property
-    def records(self) -> float | None:
-        """Return the number of records that the site's surrogate represents."""
-        return sum(self.counts.values()) if self.counts else self.counted
-
-
-@dataclass(frozen=True)
 class RunFolder:
     """The readable parts of a run folder, with texts that are safe to show.
 
@@ -258,7 +221,7 @@ class RunFolder:
     metrics: Json
     manifest: Json
     projection: Json
-    sites: tuple[SiteView, ...]
+    sites: tuple[SiteState, ...]
     failure: str | None
     notes: tuple[str, ...]
 
@@ -531,7 +494,7 @@ def _failure(metrics: Json, events: Sequence[Json]) -> str | None:
     return str(metrics.get("failure") or (reasons[-1] if reasons else fallback))
 
 
-def _sites(metrics: Json, events: Sequence[Json]) -> tuple[SiteView, ...]:
+def _sites(metrics: Json, events: Sequence[Json]) -> tuple[SiteState, ...]:
     accuracy, up = (
         as_numbers(at(metrics, "accuracy", "per_site")),
         as_numbers(at(metrics, "bytes", "up_per_site")),
@@ -544,7 +507,7 @@ def _sites(metrics: Json, events: Sequence[Json]) -> tuple[SiteView, ...]:
 
 def _site(
     state: SiteState, metrics: Json, accuracy: Mapping[str, float], up: Mapping[str, float]
-) -> SiteView:
+) -> SiteState:
     outcomes = [(OUTCOMES[what], why or "no reason given") for what, why in state.outcomes]
     status = outcomes[-1][0] if outcomes else "used"
     troubles = [(what, why) for what, why in outcomes if what in TROUBLES[:-1]]
@@ -552,17 +515,11 @@ def _site(
         troubles.append((status, "invited, but did not reply"))
     if status == "used" and metrics.get("status") != "ok":
         status = "replied"
-    return SiteView(
-        name=state.name,
-        status=status,
-        troubles=tuple(dict.fromkeys(troubles)),
-        bytes=up.get(state.name, state.bytes),
-        seconds=state.seconds,
-        accuracy=accuracy.get(state.name),
-        tested=as_numbers(metrics.get("tested")).get(state.name),
-        counts=state.counts,
-        counted=as_numbers(at(metrics, "card", "records")).get(state.name),
-    )
+    state.status, state.troubles = status, tuple(dict.fromkeys(troubles))
+    state.bytes, state.accuracy = up.get(state.name, state.bytes), accuracy.get(state.name)
+    state.tested = as_numbers(metrics.get("tested")).get(state.name)
+    state.counted = as_numbers(at(metrics, "card", "records")).get(state.name)
+    return state
 
 
 def read_payloads(folder: Path) -> list[bytes]:

@@ -234,6 +234,10 @@ class SiteState:
         epsilon: of its releases, known after the end.
         counts: records by class, as in its last reply that has them.
         outcomes: every event of `OUTCOMES` with its reason, "" without one.
+        status: where the run folder is read: "used", "replied", "no reply" or another of its outcomes.
+        troubles: likewise, what went wrong and why, in order, each once.
+        tested: likewise, number of its own test records.
+        counted: likewise, records that its surrogate represents, where it has no classes.
     """
 
     name: str
@@ -248,6 +252,20 @@ class SiteState:
     epsilon: float | None = None
     counts: Mapping[str, float] = field(default_factory=dict)
     outcomes: list[tuple[str, str]] = field(default_factory=list)
+    status: str = ""
+    troubles: tuple[tuple[str, str], ...] = ()
+    tested: float | None = None
+    counted: float | None = None
+
+    @property
+    def label(self) -> str:
+        """Return the name for use in a sentence."""
+        return f"site {self.name}" if self.name.isdecimal() else self.name
+
+    @property
+    def records(self) -> float | None:
+        """Return the number of records that the site's surrogate represents."""
+        return sum(self.counts.values()) if self.counts else self.counted
 
     def take(self, kind: str, event: Json) -> None:
         """Update the state with one event of this site.

@@ -10,7 +10,7 @@ import secrets
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from errno import ENOSPC
 from functools import cache
@@ -40,68 +40,6 @@ PACKAGES = (
     "scikit-learn",
     "protobuf",
 )
-
-
-@dataclass(frozen=True)
-class Start:
-    """Time and software versions at a run's start.
-
-    Attributes:
-        flower_run_id: the number of the run in Flower.
-        time: of the start.
-        versions: of each installed package, by its name.
-        git_commit: of the working folder, "" if it is not a repository.
-        simulated: whether all sites ran on the coordinator's machine, with the run's own data.
-    """
-
-    flower_run_id: int
-    time: datetime
-    versions: dict[str, str]
-    git_commit: str
-    simulated: bool = False
-
-    @classmethod
-    def now(cls, flower_run_id: int, time: datetime, simulated: bool = False) -> Start:
-        """The start of a run with the software of this process.
-
-        Args:
-            flower_run_id: the number of the run in Flower.
-            time: of the start.
-            simulated: see `Start`.
-
-        Returns:
-            The start, with this process's versions and the git commit of its working folder.
-        """
-        return cls(flower_run_id, time, _versions(), _git_commit(), simulated)
-
-
-def make_manifest(
-    settings: Mapping[str, Any], digest: str, start: Start, model: Classifier | None = None
-) -> dict[str, Any]:
-    """The content of manifest.json.
-
-    Args:
-        settings: of the run, flat.
-        digest: of the run.
-        start: its time and software.
-        model: the learned model; None before a model has been learned.
-
-    Returns:
-        The content, with fingerprint and classes if there is a model.
-    """
-    manifest: dict[str, Any] = {
-        "config": settings,
-        "versions": start.versions,
-        "seed": settings["seed"],
-        "run": digest,
-        "flower_run_id": str(start.flower_run_id),
-        "git_commit": start.git_commit,
-        "simulated": start.simulated,
-        "started": start.time.isoformat(timespec="seconds"),
-    }
-    if model is not None:
-        manifest |= {"fingerprint": model.header.fingerprint, "classes": list(model.header.classes)}
-    return manifest
 
 
 @cache
@@ -146,10 +84,20 @@ class RunWriter:
 
     def __init__(self, config: Run, flower_run_id: int, simulated: bool = False) -> None:
         self.config = config
-        self._start = Start.now(flower_run_id, datetime.now(UTC), simulated)
+        self._began = datetime.now(UTC)
+        self._manifest: dict[str, Any] = {
+            "config": (settings := config.settings.flat()),
+            "versions": _versions(),
+            "seed": settings["seed"],
+            "run": config.digest,
+            "flower_run_id": str(flower_run_id),
+            "git_commit": _git_commit(),
+            "simulated": simulated,
+            "started": self._began.isoformat(timespec="seconds"),
+        }
         self._end: End | None = None
         self._counts: dict[str, Mapping[str, float]] = {}
-        name = f"{self._start.time:%Y%m%dT%H%M%SZ}-{config.method.name}-{secrets.token_hex(3)}"
+        name = f"{self._began:%Y%m%dT%H%M%SZ}-{config.method.name}-{secrets.token_hex(3)}"
         self.path = Path(config.settings.output_dir).expanduser().absolute() / name
         try:
             (self.path / "surrogates").mkdir(parents=True)
@@ -272,7 +220,7 @@ class RunWriter:
         now = datetime.now(UTC)
         begun = os.environ.get(COMMAND_BEGAN)
         command = now.timestamp() - float(begun) if begun else None
-        return End(status, failure, (now - self._start.time).total_seconds(), command)
+        return End(status, failure, (now - self._began).total_seconds(), command)
 
     def update(self, outcome: Outcome) -> None:
         """Write the result again with the same end, after late replies."""
@@ -280,8 +228,12 @@ class RunWriter:
         self.finish(outcome, end.status, end.failure)
 
     def _write_manifest(self, model: Classifier | None = None) -> None:
-        flat, digest = self.config.settings.flat(), self.config.digest
-        self._write("manifest.json", make_manifest(flat, digest, self._start, model))
+        """With fingerprint and classes if there is a model."""
+        header = None if model is None else model.header
+        known = (
+            {"fingerprint": header.fingerprint, "classes": list(header.classes)} if header else {}
+        )
+        self._write("manifest.json", self._manifest | known)
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
         replace_file(self.path / name, json.dumps(content, indent=2) + "\n", mode=READABLE)

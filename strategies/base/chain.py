@@ -70,23 +70,6 @@ class Walk:
         return len(self.done) + len(self.skipped) + 1
 
 
-@dataclass
-class ChainRun:
-    """A chain in progress.
-
-    Attributes:
-        grid: through which the sites are asked.
-        group: its sites.
-        walk: its progress.
-        relay: for the next site; None for the first one.
-    """
-
-    grid: Grid
-    group: Group
-    walk: Walk
-    relay: bytes | None
-
-
 class Chain(Federation):
     """Ask site after site, in `fedpft.order` or a random order. A site that does not reply is
     skipped and recorded.
@@ -101,7 +84,9 @@ class Chain(Federation):
         super().__init__(config, recorder, device)
         # Sites that could not use the current chain message.
         self._failed: list[str] = []
-        self._way: ChainRun | None = None
+        self._walk: Walk | None = None
+        # For the next site; None for the first one.
+        self._relay: bytes | None = None
         self._asked = self._learned = False
         self._started = self._hop_started = 0.0
 
@@ -150,17 +135,14 @@ class Chain(Federation):
             RunError: when no site is connected, or for an order of unknown sites.
         """
         check_no_settings(config, "train_config")
-        if self._way is None:
-            group = self.identify(grid, self.deadline)
-            self._way = ChainRun(grid, group, *self._begin(group))
-            self.outcome.hops = self._way.walk.hops
+        self._grid = grid
+        if self._walk is None:
+            self._group = self.identify(grid, self.deadline)
+            self._walk, self._relay = self._begin(self._group)
+            self.outcome.hops = self._walk.hops
             self._started = time.perf_counter()
-        self._asked, self._hop_started = bool(self._way.walk.left), time.perf_counter()
-        return (
-            [self._request_message(self._way, self._way.relay, self._way.walk.hop)]
-            if self._asked
-            else []
-        )
+        self._asked, self._hop_started = bool(self._walk.left), time.perf_counter()
+        return [self._request_message(self._walk, self._relay)] if self._asked else []
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -178,31 +160,37 @@ class Chain(Federation):
         Raises:
             RunError: when too few sites have replied.
         """
-        way = self._way
-        if way is None or self._learned:
+        walk = self._walk
+        if walk is None or self._learned:
             return None, None
         if self._asked:
             self._asked = False
-            self._hop(way, replies)
+            self._hop(walk, replies)
             # In one file: a kill between two writes could leave a chain message with a site that the state
             # lists as not asked.
-            way.walk.relay = b64encode(way.relay or b"").decode()
-            self.recorder.keep(STATE, json.dumps(vars(way.walk)).encode())
-            self.recorder.keep(RELAY, way.relay or b"")
-        if not way.walk.left:
-            self._finish(way)
+            walk.relay = b64encode(self._relay or b"").decode()
+            self.recorder.keep(STATE, json.dumps(vars(walk)).encode())
+            self.recorder.keep(RELAY, self._relay or b"")
+        if not walk.left:
+            self._finish(walk)
         model, seconds = self.outcome.model, time.perf_counter() - self._started
-        sent = {"used": len(way.walk.done), "bytes_up": self.outcome.bytes_up}
+        sent = {"used": len(walk.done), "bytes_up": self.outcome.bytes_up}
         metrics = metrics_of({**sent, "seconds": seconds})
         return None if model is None else classifier_arrays(model), metrics
 
-    def _finish(self, way: ChainRun) -> None:
-        """Learn, after the last chain step."""
+    def _finish(self, walk: Walk) -> None:
+        """After the last chain step, learn the head: the last site's own, or under privacy one from the
+        noisy sums. Sealed chain messages give none.
+        """
         self._learned = True
         self.outcome.seconds["chain"] = time.perf_counter() - self._started
-        self._check_quorum(len(way.walk.done))
-        assert way.relay is not None  # the quorum is at least one site
-        self._learn(way.grid, way.group, way.walk, way.relay, self.deadline)
+        self._check_quorum(len(walk.done))
+        assert self._relay is not None  # the quorum is at least one site
+        if self.config.settings.fedpft.seal:
+            why = "heads stay at the sites; the coordinator cannot read the sealed chain messages"
+            self.recorder.event("sealed", reason=why)
+        else:
+            self.learn_from(self._grid, self._group, walk, self._relay, self.deadline)
 
     def _begin(self, group: Group) -> tuple[Walk, bytes | None]:
         if self.config.settings.resume:
@@ -249,33 +237,31 @@ class Chain(Federation):
                 self.outcome.sites[group.nodes[name]].reason = "not in fedpft.order"
         return list(self.config.settings.fedpft.order)
 
-    def _hop(self, way: ChainRun, replies: Iterable[Message]) -> None:
+    def _hop(self, walk: Walk, replies: Iterable[Message]) -> None:
         """Accept the next site's chain message. When the site does not reply, the current chain message stays."""
-        walk, name, hop = way.walk, way.walk.left[0], way.walk.hop
-        answer = self._answer(way, way.relay, replies)
+        name, hop = walk.left[0], walk.hop
+        answer = self._answer(name, self._relay, replies)
         if (
             isinstance(answer, SurrogateError)
             and self._earlier is not None
             and (self._failed or len(walk.left) == 1)
         ):
-            answer = self._without_last(way, answer, hop)
+            answer = self._without_last(walk, answer)
         if isinstance(answer, SurrogateError):
             walk.skipped.append(name)
             self._failed.append(name)
-            self._reject(way.group.nodes[name], str(answer), hop)
+            self._reject(self._group.nodes[name], str(answer), hop)
         elif answer is None:
             self._skip(walk, name, NO_REPLY)
         else:
             self._failed = []
             if self.config.settings.fedpft.seal:
-                self._earlier = (way.relay, walk.sender, walk.sender_key, walk.sent_hop)
-            self._passed_on(
-                walk, way.group, name, hop, *answer, time.perf_counter() - self._hop_started
-            )
-            way.relay = answer[0]
+                self._earlier = (self._relay, walk.sender, walk.sender_key, walk.sent_hop)
+            self._passed_on(walk, name, hop, *answer)
+            self._relay = answer[0]
 
     def _without_last(
-        self, way: ChainRun, failure: SurrogateError, hop: int
+        self, walk: Walk, failure: SurrogateError
     ) -> tuple[bytes, Info] | SurrogateError | None:
         """The reply of a site to the earlier chain message, when more than one site failed on the latest
         chain message.
@@ -285,22 +271,15 @@ class Chain(Federation):
         this site itself failed.
         """
         assert self._earlier is not None
-        walk = way.walk
-        name, last, before = (
-            walk.left[0],
-            walk.done[-1],
-            replace(walk, skipped=list(walk.skipped), order=list(walk.order)),
-        )
+        name, last = walk.left[0], walk.done[-1]
+        before = replace(walk, skipped=list(walk.skipped), order=list(walk.order))
         earlier, walk.sender, walk.sender_key, walk.sent_hop = self._earlier
         others = [each for each in walk.order if each not in self._failed]
         place = others.index(name) + 1
         walk.order = [*others[:place], *self._failed, *others[place:]]
         walk.skipped = [each for each in walk.skipped if each not in self._failed]
-        answer = self._answer(
-            way,
-            earlier,
-            Collection(way.grid, [self._request_message(way, earlier, hop)], self.deadline),
-        )
+        asked = [self._request_message(walk, earlier, before.hop)]
+        answer = self._answer(name, earlier, Collection(self._grid, asked, self.deadline))
         if not isinstance(answer, tuple):
             vars(walk).update(vars(before))
             return failure
@@ -309,16 +288,16 @@ class Chain(Federation):
         walk.skipped.append(last)
         walk.hops.pop()
         self._reject(
-            way.group.nodes[last],
+            self._group.nodes[last],
             f"other sites cannot use its chain message, but can use the one before it: {failure}",
         )
-        way.relay = earlier
+        self._relay = earlier
         return answer
 
-    def _request_message(self, way: ChainRun, relay: bytes | None, hop: int) -> Message:
+    def _request_message(self, walk: Walk, relay: bytes | None, hop: int = 0) -> Message:
         """The request to the next site."""
-        walk, group = way.walk, way.group
-        info: Info = {"run": self.config.digest, "hop": hop, "lineage": walk.lineage}
+        group = self._group
+        info: Info = {"run": self.config.digest, "hop": hop or walk.hop, "lineage": walk.lineage}
         info["classes"] = json.dumps(group.classes)
         if self.config.settings.fedpft.seal:
             later = walk.left[1:]
@@ -336,43 +315,34 @@ class Chain(Federation):
         return self._message(MessageType.TRAIN, group.nodes[walk.left[0]], to_record(relay, info))
 
     def _answer(
-        self, way: ChainRun, relay: bytes | None, replies: Iterable[Message]
+        self, name: str, relay: bytes | None, replies: Iterable[Message]
     ) -> tuple[bytes, Info] | SurrogateError | None:
         """The next site's chain message and report, or the error that makes them unusable, or None without
         a reply.
         """
-        name = way.walk.left[0]
+        site = self.outcome.sites[self._group.nodes[name]]
         for reply in replies:
             try:
-                payload, info = self._read(reply, self.outcome.sites[way.group.nodes[name]])
+                payload, info = self._read(reply, site)
                 if payload is None:
                     raise SurrogateError("a reply without a chain message")
                 if not self.config.settings.fedpft.seal:
-                    self._check(payload, relay, name, way.group)
+                    self._check(payload, relay, name)
             except SurrogateError as error:
                 return error
             return payload, info
         return None
 
-    def _passed_on(
-        self,
-        walk: Walk,
-        group: Group,
-        name: str,
-        hop: int,
-        payload: bytes,
-        info: Info,
-        seconds: float,
-    ) -> None:
-        site = self.outcome.sites[group.nodes[name]]
+    def _passed_on(self, walk: Walk, name: str, hop: int, payload: bytes, info: Info) -> None:
+        site = self.outcome.sites[self._group.nodes[name]]
         site.use()
         site.simulated = info.get("simulated") is True
         walk.done.append(name)
-        walk.sender, walk.sender_key, walk.sent_hop = name, group.keys[name], hop
+        walk.sender, walk.sender_key, walk.sent_hop = name, self._group.keys[name], hop
         step: dict[str, str | float] = {
             "site": name,
             "bytes": len(payload),
-            "seconds": round(seconds, 3),
+            "seconds": round(time.perf_counter() - self._hop_started, 3),
         }
         if (accuracy := share_in(info, "accuracy.model")) is not None:
             step["accuracy"] = accuracy
@@ -388,9 +358,10 @@ class Chain(Federation):
         walk.skipped.append(name)
         self.recorder.event("dropped", site=name, reason=f"skipped in the chain: {reason}")
 
-    def _check(self, payload: bytes, relay: bytes | None, name: str, group: Group) -> None:
+    def _check(self, payload: bytes, relay: bytes | None, name: str) -> None:
         """Raise SurrogateError unless the next site can use this site's chain message."""
-        classes = self.config.settings.classes if self.config.settings.epsilon else group.classes
+        group, own = self._group, self.config.settings
+        classes = own.classes if own.epsilon else group.classes
         place = Expectation.of(self.config, classes, group.fingerprint, group.dimension)
         last = self.last_reply(payload, relay, place, group)
         check_reply(last, self.config.plan.messages, place)
@@ -417,18 +388,6 @@ class Chain(Federation):
         Raises:
             SurrogateError: for a chain message that is not as it must be.
         """
-
-    def _learn(self, grid: Grid, group: Group, walk: Walk, relay: bytes, deadline: float) -> None:
-        """Learn the head: the last site's own, or under privacy one from the noisy sums. Sealed
-        relays give none.
-        """
-        if self.config.settings.fedpft.seal:
-            self.recorder.event(
-                "sealed",
-                reason="heads stay at the sites; the coordinator cannot read the sealed chain messages",
-            )
-            return
-        self.learn_from(grid, group, walk, relay, deadline)
 
     @abstractmethod
     def learn_from(

@@ -42,7 +42,6 @@ from .outcome import (
     Defended,
     Learned,
     Outcome,
-    Points,
     Receipts,
     RefusedError,
     Registered,
@@ -567,11 +566,7 @@ class Federation(FlowerStrategy):
         if (plane := model.plane()) is None:
             return
         if self.outcome.learned is not None:
-            features, labels = self.outcome.learned.sample(
-                self.config.settings.seed, PICTURE_POINTS
-            )
+            features, labels = self.outcome.learned(self.config.settings.seed, PICTURE_POINTS)
             flat = (features @ plane).T.tolist()
-            points["synthetic"] = Points(flat[0], flat[1], labels.tolist())
-        points["real"] = Points(
-            *(numbers_in(info, f"points.{name}") for name in ("x", "y", "label"))
-        )
+            points["synthetic"] = {"x": flat[0], "y": flat[1], "label": labels.tolist()}
+        points["real"] = {name: numbers_in(info, f"points.{name}") for name in ("x", "y", "label")}

@@ -190,7 +190,8 @@ class OneShot(Federation, Generic[S]):
             replies: of the sites.
 
         Returns:
-            The arrays of the model, and the metrics of the round; None after the first call.
+            The arrays of the model, and the metrics of the round; None after the first call, and for
+            counts, whose result is a file.
 
         Raises:
             RunError: when the accepted surrogates are too few.
@@ -202,7 +203,8 @@ class OneShot(Federation, Generic[S]):
             self._receive(reply)
         self._conclude()
         model, outcome = self.outcome.model, self.outcome
-        assert model is not None
+        if model is None:  # The run only counts.
+            return None, None
         sent = {"bytes_up": outcome.bytes_up, "used": outcome.count("used")}
         return classifier_arrays(model), metrics_of({**sent, "seconds": outcome.seconds["learn"]})
 
@@ -219,8 +221,7 @@ class OneShot(Federation, Generic[S]):
         """
         self.summary()
         self.recorder.event("invited", sites=len(stored))
-        if (payload := pack_public_mean(self._centre)) is not None:
-            self.recorder.keep(CENTRE_FILE, payload)
+        self._agreed()
         taken = set[str]()
         for number, (source, content) in enumerate(stored, 1):
             site = self.outcome.sites[number] = Site(name=source)
@@ -262,18 +263,24 @@ class OneShot(Federation, Generic[S]):
         """The requests for surrogates, one for every connected site; in a run with identifications, for
         every site that fits.
         """
+        payload, values = self._agreed(), Info(run=self.config.digest)
+        if payload is not None:
+            values["bytes"] = len(payload)
         if self.config.plan.messages.identifies:
             self._group = self.identify(grid, self.deadline)
             nodes = list(self._group.nodes.values())
         else:
             nodes = self._named(grid, self.invite(grid, self.deadline))
-        payload, values = pack_public_mean(self._centre), Info(run=self.config.digest)
-        if payload is not None:
-            self.recorder.keep(CENTRE_FILE, payload)
-            values["bytes"] = len(payload)
         return [
             self._message(MessageType.TRAIN, node, to_record(payload, values)) for node in nodes
         ]
+
+    def _agreed(self) -> bytes | None:
+        """What every site is sent: the public mean, if there is one. A copy stays in the run folder."""
+        payload = pack_public_mean(self._centre)
+        if payload is not None:
+            self.recorder.keep(CENTRE_FILE, payload)
+        return payload
 
     def _named(self, grid: Grid, nodes: list[int]) -> list[int]:
         """The nodes whose site can get the request. If receipts are kept, an unknown node without a
@@ -331,7 +338,9 @@ class OneShot(Federation, Generic[S]):
             zip(self._received, self.in_one_frame(list(self._received.values())), strict=True)
         )
         for node, sent in moved.items():
-            if not all(map(_is_finite, sent.tables.values())):
+            # A covariance in a file was checked before.
+            tables = (each for each in sent.tables.values() if isinstance(each, Tensor))
+            if not all(each.isfinite().all() for each in tables):
                 self._reject(node, "columns of scales that the other sites' are far from")
             else:
                 self._received[node] = sent
@@ -426,11 +435,6 @@ class OneShot(Federation, Generic[S]):
             )
         for name, reason in unfit.items():
             self._reject(received[name][0], reason)
-
-
-def _is_finite(table: object) -> bool:
-    """Whether the numbers of a table are finite; a covariance in a file was checked before."""
-    return not isinstance(table, Tensor) or bool(table.isfinite().all())
 
 
 def in_order(sent: Iterable[S]) -> list[S]:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, Literal, Protocol, TypeVar, cast
+from typing import Any, Generic, Literal, TypeVar, cast
 
 from flwr.app import ConfigRecord, RecordDict
 
@@ -17,7 +17,6 @@ from fedsurrogate.common.errors import SITE_NAME, SurrogateError
 from fedsurrogate.common.files import READABLE, replace_file
 from fedsurrogate.common.models.class_metrics import QUALITY, ModelQuality, unpacked_quality
 from fedsurrogate.common.models.classifiers import Classifier
-from fedsurrogate.common.models.training_parts import Batch
 from fedsurrogate.common.privacy.accounting import Unit
 from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.privacy.shares import as_stored
@@ -30,6 +29,7 @@ from fedsurrogate.common.security.registrations import (
     parse_receipt,
     read_table,
 )
+from fedsurrogate.common.signed_models.signed_model import Sampler
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate
 from fedsurrogate.common.targets.metrics import LONGEST_METRICS, METRIC_VALUES, is_metric
 from fedsurrogate.common.wire.records import INFO, Info
@@ -354,21 +354,6 @@ class Defended(Generic[T]):
     alike: bool = False
 
 
-class PointSource(Protocol):
-    """A source of synthetic features that a model was learned from, for figures."""
-
-    def sample(self, seed: int, limit: int) -> Batch:
-        """Synthetic features.
-
-        Args:
-            seed: of all random streams.
-            limit: about so many features.
-
-        Returns:
-            Features (n, d), and their labels (n,).
-        """
-
-
 @dataclass(frozen=True)
 class Learned:
     """What a run of one round has learned.
@@ -376,13 +361,14 @@ class Learned:
     Attributes:
         model: a classifier.
         defended: the result of the defence against hostile sites.
-        source: of synthetic points; None if there is none.
+        source: of synthetic features (n, d) and their labels (n,), given a seed and about how many;
+            None if there is none.
         facts: about the learning, for the events.
     """
 
     model: Classifier
     defended: Defended[Any]
-    source: PointSource | None = None
+    source: Sampler | None = None
     facts: Mapping[str, str | float] = field(default_factory=dict)
 
 
@@ -446,19 +432,8 @@ class Site:
         self.fate, self.reason = "used", ""
 
 
-@dataclass
-class Points:
-    """Points of a figure.
-
-    Attributes:
-        x: coordinates.
-        y: coordinates.
-        label: class indices.
-    """
-
-    x: list[float]
-    y: list[float]
-    label: list[int]
+# Of a picture of features: coordinates x and y, and the label of each point.
+Points = dict[str, list[float]]
 
 
 @dataclass
@@ -491,7 +466,7 @@ class Outcome:
     sites: dict[int, Site] = field(default_factory=dict)
     surrogates: list[AnySurrogate] = field(default_factory=list)
     model: Classifier | None = None
-    learned: PointSource | None = None
+    learned: Sampler | None = None
     accuracy: dict[str, float] = field(default_factory=dict)
     compare_bytes: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)

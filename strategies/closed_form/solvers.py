@@ -63,29 +63,6 @@ class Solution:
         return Head(header, self.weight.float(), self.bias.float())
 
 
-@dataclass(frozen=True)
-class QuadraticSolution:
-    """Scores b_c - |W_c (x - m_c)|^2 / 2 of records x.
-
-    Attributes:
-        means: (C, d), float64.
-        whiteners: W, (C, d, d), or (C, d) for diagonal ones, float32.
-        bias: (C,), float64.
-        shrinkage: the largest of the classes.
-        added: the largest ridge, as in `Solution`.
-    """
-
-    means: Tensor
-    whiteners: Tensor
-    bias: Tensor
-    shrinkage: float = 0.0
-    added: float = 0.0
-
-    def head(self, header: Header) -> Quadratic:
-        """The head for the classes of a header, in single precision."""
-        return Quadratic(header, self.means.float(), self.whiteners.float(), self.bias.float())
-
-
 def lda(statistics: Statistics, shrinkage: float | None = None) -> Solution:
     """Linear discriminant analysis with the covariance (1 - s) S + s tr(S)/d I, as scikit-learn's
     solver "lsqr".
@@ -219,14 +196,20 @@ def balanced_ridge(statistics: Statistics, shrinkage: float | None = None) -> So
     return ridge(replace(statistics, counts=alike), shrinkage)
 
 
-def qda(by_class: Iterable[Statistics], shrinkage: float | None = None) -> QuadraticSolution:
+def qda(
+    by_class: Iterable[Statistics], header: Header, shrinkage: float | None = None
+) -> tuple[Quadratic, float, float]:
     """Quadratic discriminant analysis. A class's covariance is (1 - s) S + s tr(S)/d I.
 
     Args:
         by_class: the statistics of each class alone, with C = 1, one at a time. Each has
             `fewest_records` or more.
+        header: of the head, which is in single precision.
         shrinkage: s; None takes the oracle approximating shrinkage of each class (Chen et al.
             2010), or RESTRICTED for diagonals.
+
+    Returns:
+        The head, the largest shrinkage of the classes, and the largest ridge, as in `Solution`.
     """
     means, whiteners, bias, used, added = [], [], [], [], [0.0]
     for each in by_class:
@@ -246,9 +229,8 @@ def qda(by_class: Iterable[Statistics], shrinkage: float | None = None) -> Quadr
         bias.append(math.log(records) - float(logarithm) / 2)
     highest = max(bias)
     biases = means[0].new_tensor([each - highest for each in bias])
-    return QuadraticSolution(
-        torch.stack(means), torch.stack(whiteners), biases, max(used), max(added)
-    )
+    head = Quadratic(header, torch.stack(means).float(), torch.stack(whiteners), biases.float())
+    return head, max(used), max(added)
 
 
 def fewest_records(d: int, sampled: bool) -> int:
@@ -347,17 +329,9 @@ def repair_facts(added: float) -> dict[str, float]:
 LEAST = 0.1
 
 
-@dataclass(frozen=True)
-class Scores:
-    """What is known of the scores of new records.
-
-    Attributes:
-        means: expected score of each class for a record of each component, (C, J).
-        spread: covariance of the scores of records around them, (C, C).
-    """
-
-    means: Tensor
-    spread: Tensor
+# What is known of the scores of new records: the expected score of each class for a record of each component,
+# (C, J), and the covariance of the scores of records around them, (C, C).
+Scores = tuple[Tensor, Tensor]
 
 
 def slope_of(scores: Scores, priors: Tensor) -> float:
@@ -372,15 +346,15 @@ def slope_of(scores: Scores, priors: Tensor) -> float:
         priors: of the classes, (C,).
 
     Example:
-        >>> scores = Scores(torch.tensor([[3.0, 0.0], [0.0, 3.0]]), torch.diag(torch.ones(2)))
+        >>> scores = torch.tensor([[3.0, 0.0], [0.0, 3.0]]), torch.diag(torch.ones(2))
         >>> slope_of(scores, torch.tensor([0.5, 0.5]))
         3.0
     """
     pairs = torch.outer(priors, priors).fill_diagonal_(0)
-    own = scores.means.diagonal()
-    apart = own[:, None] + own - scores.means - scores.means.T
-    spread = scores.spread.diagonal()
-    variances = spread[:, None] + spread - scores.spread - scores.spread.T
+    means, spread = scores
+    own, each = means.diagonal(), spread.diagonal()
+    apart = own[:, None] + own - means - means.T
+    variances = each[:, None] + each - spread - spread.T
     variance, total = float((pairs * variances).sum()), max(float(pairs.sum()), 1e-12)
     if variance <= 0:
         return 1.0
@@ -413,8 +387,8 @@ def calibrated(solution: Solution, statistics: Statistics, of_all: bool) -> Solu
     if not statistics.sampled or solution.added >= 1 or len(statistics.counts) < 2:
         return solution
     weight, within = solution.weight, _times(statistics.covariance, solution.weight)
-    plain = Scores(weight @ statistics.means.T + solution.bias[:, None], within @ weight.T)
-    unit = slope_of(plain, statistics.priors) if of_all else 1.0
+    means, spread = weight @ statistics.means.T + solution.bias[:, None], within @ weight.T
+    unit = slope_of((means, spread), statistics.priors) if of_all else 1.0
     matrix = statistics.total() if of_all else statistics.covariance
     reduced = Tridiagonal.of(matrix, statistics.means.T, projected=not of_all)
     kept = 1.0 if of_all else 1 - solution.shrinkage
@@ -425,7 +399,7 @@ def calibrated(solution: Solution, statistics: Statistics, of_all: bool) -> Solu
     if not kept or not math.isfinite(optimism):
         return solution
     lower = optimism / kept * statistics.records / statistics.counts.clamp_min(1e-9) / unit
-    scores = Scores(plain.means - lower.diag(), plain.spread * (1 + optimism) ** 2)
+    scores = means - lower.diag(), spread * (1 + optimism) ** 2
     slope = slope_of(scores, statistics.priors)
     return replace(solution, weight=slope * weight, bias=slope * solution.bias)
 

@@ -699,17 +699,7 @@ def pooled(surrogates: Iterable[Surrogate], classes: Sequence[str]) -> Statistic
     Returns:
         Statistics with a covariance (d, d).
     """
-    return summed(surrogates, classes).whole()
-
-
-def summed(surrogates: Iterable[Surrogate], classes: Sequence[str]) -> Statistics:
-    """As `pooled`, with the covariance in factors where few sites sent some.
-
-    Args:
-        surrogates: as in `pooled`.
-        classes: as in `pooled`.
-    """
-    return sum_of(of_mixtures(each, classes) for each in surrogates)
+    return sum_of(of_mixtures(each, classes) for each in surrogates).whole()
 
 
 def of_mixtures(surrogate: Surrogate, classes: Sequence[str]) -> Statistics:

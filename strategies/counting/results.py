@@ -312,11 +312,6 @@ def rate(inside: Tensor, outside: Tensor, variance: float) -> Interval:
     """
     counted, everything = float(inside.sum()), float(inside.sum() + outside.sum())
     k, m = inside.numel(), outside.numel()
-    if everything < max(1.0, VISIBLE * math.sqrt(variance * (k + m))):
-        return UNDEFINED
-    # Noise can put the share outside 0 to 1; the nearest possible share then gives an interval that
-    # has a width.
-    counted = min(max(counted, 0.0), everything)
     return _fieller(counted, everything, (variance * k, -2 * variance * k, variance * (k + m)))
 
 
@@ -354,19 +349,23 @@ def share_of(inside: float, records: float, variance: float) -> Interval:
         >>> share_of(90.0, 100.0, 0.0) == rate(torch.tensor([90.0]), torch.tensor([10.0]), 0.0)
         True
     """
-    if records < max(1.0, VISIBLE * math.sqrt(variance)):
-        return UNDEFINED
-    return _fieller(min(max(inside, 0.0), records), records, (variance, 0.0, variance))
+    return _fieller(inside, records, (variance, 0.0, variance))
 
 
 def _fieller(inside: float, records: float, noise: tuple[float, float, float]) -> Interval:
     """Every share s for which inside - s * records is within 95 % of zero.
 
     Args:
-        inside: number of records whose share is asked for, from none to all.
+        inside: number of records whose share is asked for.
         records: number of all.
-        noise: its variance in the difference, as the coefficients of 1, s and s^2.
+        noise: its variance in the difference, as the coefficients of 1, s and s^2; the last is that
+            of the noise in `records`.
     """
+    if records < max(1.0, VISIBLE * math.sqrt(noise[2])):
+        return UNDEFINED
+    # Noise can put the share outside 0 to 1; the nearest possible share then gives an interval that
+    # has a width.
+    inside = min(max(inside, 0.0), records)
     a = records**2 + Z**2 * (records - noise[2])
     b = -2 * inside * records - Z**2 * (records + noise[1])
     c = inside**2 - Z**2 * noise[0]

@@ -12,13 +12,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.app import ArrayRecord, Message, MessageType, MetricRecord
+from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedsurrogate.common.errors import LARGEST_PRIVATE, RunError, SurrogateError
@@ -30,7 +30,6 @@ from fedsurrogate.common.settings import CountingSettings
 from fedsurrogate.common.signed_models.signed_model import SUFFIX, read_signed_model
 from fedsurrogate.common.targets.counted import counted as counted_target
 from fedsurrogate.common.wire.model_proto import load_model, pack_classifier, unpack_classifier
-from fedsurrogate.common.wire.records import Info, to_record
 from fedsurrogate.common.wire.surrogate_proto import Counts, check_counts, unpack_counts
 
 from ..base.collection import Recorder
@@ -80,26 +79,6 @@ class Counting(OneShot[Counts]):
         """Counts of some classes only do not exist."""
         return None
 
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Check the counts of every site, and add them up.
-
-        Args:
-            server_round: not used.
-            replies: of the sites.
-
-        Returns:
-            None: there is no model, and the result is a file.
-
-        Raises:
-            RunError: when the sites that can be used are too few.
-        """
-        for reply in replies:
-            self._receive(reply)
-        self._conclude()
-        return None, None
-
     def evaluate(self, grid: Grid, deadline: float) -> float | None:
         """There is no model to send to the sites."""
         return None
@@ -108,15 +87,8 @@ class Counting(OneShot[Counts]):
         """Late counts are not used and not kept."""
         return False
 
-    def _request_messages(self, grid: Grid) -> Iterable[Message]:
-        payload = evaluated_payload(self.config.settings.counting, self.recorder)
-        values = Info(run=self.config.digest)
-        if payload is not None:
-            values["bytes"] = len(payload)
-        nodes = self._named(grid, self.invite(grid, self.deadline))
-        return [
-            self._message(MessageType.TRAIN, node, to_record(payload, values)) for node in nodes
-        ]
+    def _agreed(self) -> bytes | None:
+        return evaluated_payload(self.config.settings.counting, self.recorder)
 
     def _receive(self, reply: Message, late: bool = False) -> None:
         super()._receive(reply, late)

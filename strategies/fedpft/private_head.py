@@ -75,7 +75,7 @@ def learn_from_sums(
     least-squares classifier of all sites' means. A second moment that is lost in its noise is not used.
 
     Args:
-        surrogates: of the sites, all with the same classes in the same order.
+        surrogates: of one site or more, all with the same classes in the same order.
         family: "spherical" has one variance; "diag", "full" and "lowrank" use the covariance within
             classes that stands out from the noise, shared by all classes and sites; "distributed" cleans
             it for one distributed noise, and shrinks the means.
@@ -87,29 +87,21 @@ def learn_from_sums(
         The head and the mixtures. Classes lost in noise are left out of both.
 
     Raises:
-        RunError: when no class stands out, without surrogates, or for surrogates with other
-            classes.
+        RunError: when no class stands out.
     """
-    if not surrogates:
-        raise RunError("no surrogate to learn from")
-    for surrogate in surrogates:
-        if surrogate.header.classes != surrogates[0].header.classes:
-            raise RunError(
-                f"noisy sums of site {surrogate.header.site!r} have other classes than those of "
-                "the first site"
-            )
     components, differ = _pooled(surrogates, family, rule)
-    found = observed_within(surrogates, components, family, rank)
+    covariance, observed = observed_within(surrogates, components, family, rank)
     if family == "distributed":
-        components, covariance = expected(components, found.covariance)
-        found = Within(covariance)
+        components, covariance = expected(components, covariance)
+        observed = None
     combined = least_squares if differ > SITES_DIFFER else discriminant
-    solved = combined(components, found.covariance)
-    weight, bias = _calibrated(solved, components, found, family == "distributed")
+    solved = combined(components, covariance)
+    within = covariance, observed
+    weight, bias = _calibrated(solved, components, within, family == "distributed")
     first = surrogates[0]
     header = replace(first.header, site="coordinator", classes=components.classes)
     head = Head(header, weight.float(), bias.float(), first.claim.clip)
-    return head, _gaussians(components, found.covariance)
+    return head, _gaussians(components, covariance)
 
 
 def _pooled(
@@ -175,7 +167,7 @@ def _placed(judge: SumsSurrogate, surrogates: Sequence[SumsSurrogate], differ: b
     """The share of a site's records that the head of others places right, expected."""
     own, of_count, of_sum = by_site(surrogates), *noise_of_counts_and_sums(surrogates)
     components = shrink(own)[0] if differ else even_lengths(pool(own), own, of_count, of_sum)
-    covariance = observed_within(surrogates, components, "spherical", 0).covariance
+    covariance = observed_within(surrogates, components, "spherical", 0)[0]
     head = (least_squares if differ else discriminant)(components, covariance)
     tested = by_site([judge])
     names = {name: row for row, name in enumerate(components.classes)}
@@ -221,18 +213,9 @@ def unused(surrogates: Sequence[SumsSurrogate], gaussians: Mixtures) -> str:
     )
 
 
-@dataclass(frozen=True)
-class Within:
-    """The covariance within classes.
-
-    Attributes:
-        covariance: for a linear system.
-        matrix: as it was observed, with all its noise, (d, d); None where no second moment tells how
-            dimensions vary together.
-    """
-
-    covariance: LowRank
-    matrix: Tensor | None = None
+# The covariance within classes for a linear system, and as it was observed, with all its noise, (d, d);
+# None where no second moment tells how dimensions vary together.
+Within = tuple[LowRank, Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -276,7 +259,7 @@ def discriminant(components: Components, covariance: LowRank) -> Combined:
 
 
 def _calibrated(
-    solved: Combined, components: Components, found: Within, distributed: bool
+    solved: Combined, components: Components, within: Within, distributed: bool
 ) -> tuple[Tensor, Tensor]:
     """Weight (C, d) and bias (C,) whose probabilities mean what they say.
 
@@ -284,11 +267,11 @@ def _calibrated(
     it expects by the noise of the means, and vary by more along the differences of class means, which
     are not directions like any other.
     """
-    directions, mixing = solved.directions, solved.mixing
+    directions, mixing, (covariance, observed) = solved.directions, solved.mixing, within
     noise = components.noise * solved.trace
     means = mixing @ (directions @ components.means.T - noise) + solved.bias[:, None]
-    spread = spread_of(directions, found.covariance, noise, found.matrix, distributed)
-    scores = of_classes(Scores(means, mixing @ spread @ mixing.T), components)
+    spread = spread_of(directions, covariance, noise, observed, distributed)
+    scores = of_classes((means, mixing @ spread @ mixing.T), components)
     shares = components.records / components.records.sum()
     priors = shares @ one_hot(components.labels, len(components.classes)).to(shares)
     slope = slope_of(scores, priors)
@@ -355,7 +338,7 @@ def observed_within(
         torch.zeros(d, 0, dtype=torch.float64), torch.full((d,), variance / d, dtype=torch.float64)
     )
     if family == "spherical" or len(tables) < len(surrogates):
-        return Within(alike)
+        return alike, None
     # Like the means, a site's second moment is weighted by its number of records.
     sizes = (
         torch.stack([surrogate.sums.counts for surrogate in surrogates])
@@ -374,22 +357,21 @@ def observed_within(
     excess = float((components.shares * noise_of_means).sum())
     if family == "diag":
         variances = second - components.shares @ means.square() + excess
-        return Within(_diagonal(variances, noise))
+        return _diagonal(variances, noise), None
     between = (components.shares[:, None] * means).T @ means
     matrix = unfold(second, d) - between + excess * torch.eye(d, dtype=torch.float64)
     if family == "distributed":
-        return Within(cleaned(matrix, noise), matrix)
+        return cleaned(matrix, noise), matrix
     lost = noise * math.sqrt(2 * d) / variance
     if lost > NEARLY_LOST:
-        return Within(alike)
+        return alike, None
     found = _spiked(matrix, noise, rank if family == "lowrank" else None)
     standing = float(found.factor.square().sum())
     clear = lost <= LOST or standing >= STANDING * (standing + float(found.variances.sum()))
-    within = Within(found, matrix) if clear else Within(alike)
-    if (own := weight_of(surrogates[0].claim.centre)) in (ALL, REMOVED):
-        return within
-    along = _along_lines(within.covariance, matrix, noise, own_lines(d, own))
-    return replace(within, covariance=along)
+    found, observed = (found, matrix) if clear else (alike, None)
+    if (own := weight_of(surrogates[0].claim.centre)) not in (ALL, REMOVED):
+        found = _along_lines(found, matrix, noise, own_lines(d, own))
+    return found, observed
 
 
 def _along_lines(found: LowRank, matrix: Tensor, noise: float, lines: Tensor) -> LowRank:
@@ -491,9 +473,9 @@ def of_classes(scores: Scores, components: Components) -> Scores:
     """
     shares = components.records / components.records.sum()
     belongs = one_hot(components.labels, len(components.classes)).to(shares)
-    means = (scores.means * shares) @ belongs / (shares @ belongs)
-    apart = scores.means - means[:, components.labels]
-    return Scores(means, scores.spread + (apart * shares) @ apart.T)
+    means = (scores[0] * shares) @ belongs / (shares @ belongs)
+    apart = scores[0] - means[:, components.labels]
+    return means, scores[1] + (apart * shares) @ apart.T
 
 
 def spread_of(

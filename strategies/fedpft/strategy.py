@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 
 import torch
@@ -178,15 +179,7 @@ class FedPFT(OneShot[AnySurrogate]):
             RunError: where no head can be learned.
         """
         self.outcome.surrogates = list(sent)
-        learned = learn(sent, self.config, self.device, classes, self._centre)
-        facts: dict[str, str | float] = {"solver": learned.solver, **repair_facts(learned.added)}
-        if learned.shrinkage is not None:
-            facts["shrinkage"] = learned.shrinkage
-        if learned.reason:
-            facts["reason"] = learned.reason
-        if noisy := [each for each in learned.defended.kept if isinstance(each, SumsSurrogate)]:
-            facts |= private_head.alike_classes(noisy)
-        return Learned(learned.head, learned.defended, learned, facts)
+        return learn(sent, self.config, self.device, classes, self._centre)
 
     def defend(
         self, sent: Sequence[AnySurrogate], classes: tuple[str, ...]
@@ -243,8 +236,8 @@ def fedpft_head_from_sum(total: Total, config: Run) -> Learned:
         head, gaussians, added = solved.head(header), one_gaussian_a_class(statistics), solved.added
     mixtures = Surrogate(head.header, gaussians, total.claim)
     head = total.mapped(head, config.public_frame(total.dimension))
-    learned = LearnedHead(head, [mixtures], Defended([]), how, added=added)
-    return Learned(head, Defended([]), learned, facts | repair_facts(added))
+    source = partial(sample, [mixtures], head.header.classes)
+    return Learned(head, Defended([]), source, facts | repair_facts(added))
 
 
 SOLVERS = {"lda": lda, "ridge": ridge, BALANCED_RIDGE: balanced_ridge, "naive-bayes": naive_bayes}
@@ -253,40 +246,22 @@ SOLVERS = {"lda": lda, "ridge": ridge, BALANCED_RIDGE: balanced_ridge, "naive-ba
 LEAST_SQUARES = ("ridge", BALANCED_RIDGE)
 
 
-@dataclass(frozen=True)
-class LearnedHead:
-    """A head, what it was learned from, and how.
-
-    Attributes:
-        head: a linear head, or a quadratic one.
-        mixtures: it was learned from these: one per site, or a pooled one.
-        defended: the result of the defence.
-        solver: how the head was made: "lda", "ridge", "naive-bayes", "qda", "sampled", or "noisy
-            sums" under privacy.
-        shrinkage: of the covariance; None where there is none.
-        added: the ridge that a singular covariance took, as a share of its mean variance.
-        reason: why this solver, or what it did not use, if the statistics decided; else empty.
-    """
-
-    head: Head | Quadratic
-    mixtures: list[Surrogate]
-    defended: Defended[AnySurrogate]
-    solver: str
-    shrinkage: float | None = None
-    added: float = 0.0
-    reason: str = ""
-
-    def sample(self, seed: int, limit: int) -> Batch:
-        """Synthetic features, for figures.
-
-        Args:
-            seed: of all random streams.
-            limit: about so many features.
-
-        Returns:
-            Features (n, d), and labels (n,): indices into the head's classes.
-        """
-        return sample(self.mixtures, self.head.header.classes, seed, limit)
+def _learned(
+    head: Head | Quadratic,
+    mixtures: list[Surrogate],
+    defended: Defended[AnySurrogate],
+    solver: str,
+    shrinkage: float | None = None,
+    added: float = 0.0,
+    reason: str = "",
+) -> Learned:
+    """A head, and what it was learned from: of one mixture per site, or of a pooled one."""
+    facts: dict[str, str | float] = {"solver": solver, **repair_facts(added)}
+    if shrinkage is not None:
+        facts["shrinkage"] = shrinkage
+    if reason:
+        facts["reason"] = reason
+    return Learned(head, defended, partial(sample, mixtures, head.header.classes), facts)
 
 
 def learn(
@@ -295,7 +270,7 @@ def learn(
     device: str,
     classes: Sequence[str] = (),
     centre: Tensor | None = None,
-) -> LearnedHead:
+) -> Learned:
     """Learn one head from surrogates of one run.
 
     Args:
@@ -305,6 +280,11 @@ def learn(
         device: on which samples are drawn, where the head is trained on samples.
         classes: of the head; all that occur if empty.
         centre: the vector that sites subtracted before their privacy clip, (d,); None without one.
+
+    Returns:
+        The head; a source of points of its mixtures; and "solver": "lda", "ridge", "naive-bayes",
+        "qda", "sampled", or "noisy sums" under privacy, "shrinkage" of the covariance, "reason" why
+        this solver, or what it did not use.
 
     Raises:
         RunError: where no head can be learned.
@@ -323,7 +303,8 @@ def learn(
         head = replace(head, centre=centre, mean_over_columns=weight_of(noisy[0].claim.centre))
         made = Surrogate(head.header, gaussians, noisy[0].claim)
         reason = private_head.unused(noisy, gaussians)
-        return LearnedHead(head, [made], defended, "noisy sums", reason=reason)
+        found = _learned(head, [made], defended, "noisy sums", reason=reason)
+        return replace(found, facts={**found.facts, **private_head.alike_classes(noisy)})
     mixtures = [surrogate for surrogate in defended.kept if isinstance(surrogate, Surrogate)]
     how = choices(config.settings).solver
     if how != "sampled":
@@ -333,7 +314,7 @@ def learn(
         )
     head = learn_from_samples(mixtures, config.settings.head, config.settings.seed, classes, device)
     claim = mixtures[0].claim
-    return LearnedHead(
+    return _learned(
         head if claim is None else replace(head, clip=claim.clip, centre=centre),
         mixtures,
         defended,
@@ -350,15 +331,13 @@ def _in_closed_form(
     shrinkage: float | None,
     defended: Defended[AnySurrogate],
     classes: tuple[str, ...],
-) -> LearnedHead:
+) -> Learned:
     check_class_number(classes)
     header = replace(mixtures[0].header, site="coordinator", classes=classes)
     if how == "qda":
         by_class = _with_enough_records(pooled_by_class(mixtures, classes), classes)
-        quadratic = qda(by_class, shrinkage)
-        return LearnedHead(
-            quadratic.head(header), mixtures, defended, how, quadratic.shrinkage, quadratic.added
-        )
+        head, used, added = qda(by_class, header, shrinkage)
+        return _learned(head, mixtures, defended, how, used, added)
     differences, reason = SiteDifferences(), ""
     statistics = sum_of(differences.watched(of_mixtures(each, classes) for each in mixtures))
     if how == BY_STATISTICS:
@@ -371,7 +350,7 @@ def _in_closed_form(
         # For figures: the covariances of the sites are not in memory.
         mixtures = [Surrogate(header, one_gaussian_a_class(statistics))]
     made = solved.head(header)
-    return LearnedHead(made, mixtures, defended, how, solved.shrinkage, solved.added, reason)
+    return _learned(made, mixtures, defended, how, solved.shrinkage, solved.added, reason)
 
 
 def by_statistics(differences: SiteDifferences, classes: int, dimension: int) -> tuple[str, str]:
@@ -544,7 +523,7 @@ class FedPFTChain(Chain):
         self.outcome.surrogates = surrogates
         learned = learn(surrogates, config, self.device, config.settings.classes)
         self._apply_defence(learned.defended)
-        self.outcome.learned, self.outcome.model = learned, learned.head
+        self.outcome.learned, self.outcome.model = learned.source, learned.model
         if config.settings.epsilon:
             return
         values: Info = {"run": config.digest, "lineage": walk.lineage}
@@ -641,12 +620,7 @@ def learn_from_samples(
         seed: of all random streams.
         classes: of the head, in its order; if empty, all classes that occur.
         device: on which the samples are drawn.
-
-    Raises:
-        RunError: without surrogates.
     """
-    if not surrogates:
-        raise RunError("no surrogate to learn from")
     names = tuple(classes) or class_order(surrogates)
     check_class_number(names)
     rows = POOL_BYTES // (4 * surrogates[0].mixtures.means.shape[1])

@@ -59,26 +59,13 @@ from ..base.training import Training
 from .site_weights import below_one, moment_shares, shares_kept
 
 
-@dataclass(frozen=True)
-class Change:
-    """From one frame to another: a column z becomes factor z + shift.
-
-    Attributes:
-        factor: (d,), float64, above zero.
-        shift: (d,), float64.
-    """
-
-    factor: Tensor
-    shift: Tensor
-
-    @classmethod
-    def between(cls, own: bytes, wanted: bytes) -> Change:
-        """The change from one frame to another, of which one may be empty: features as they are."""
-        first, last = (Frame.of(each) if each else None for each in (own, wanted))
-        one = torch.ones_like((first or last).offset)  # type: ignore[union-attr]
-        scale, offset = (one, 0 * one) if first is None else (first.divisor, first.offset)
-        unit, centre = (one, 0 * one) if last is None else (last.divisor, last.offset)
-        return cls(scale / unit, (offset - centre) / unit)
+def _change(own: bytes, wanted: bytes) -> tuple[Tensor, Tensor]:
+    """Factor and shift (d,) of each column from one frame to another, of which one may be empty."""
+    first, last = (Frame.of(each) if each else None for each in (own, wanted))
+    one = torch.ones_like((first or last).offset)  # type: ignore[union-attr]
+    scale, offset = (one, 0 * one) if first is None else (first.divisor, first.offset)
+    unit, centre = (one, 0 * one) if last is None else (last.divisor, last.offset)
+    return scale / unit, (offset - centre) / unit
 
 
 def moved_surrogate(surrogate: AnySurrogate, wanted: bytes) -> AnySurrogate:
@@ -92,10 +79,10 @@ def moved_surrogate(surrogate: AnySurrogate, wanted: bytes) -> AnySurrogate:
     """
     if isinstance(surrogate, SumsSurrogate) or surrogate.header.frame == wanted:
         return surrogate
-    change = Change.between(surrogate.header.frame, wanted)
+    factor, shift = _change(surrogate.header.frame, wanted)
     table = surrogate.mixtures
-    means = (table.means.double() * change.factor + change.shift).float()
-    mixtures = replace(table, means=means, covariance=_moved(table.covariance, change.factor))
+    means = (table.means.double() * factor + shift).float()
+    mixtures = replace(table, means=means, covariance=_moved(table.covariance, factor))
     return replace(surrogate, header=replace(surrogate.header, frame=wanted), mixtures=mixtures)
 
 
@@ -136,23 +123,23 @@ def moved_parameters(sent: Parameters, fields: Iterable[Field], wanted: bytes) -
     """
     if sent.header.frame == wanted:
         return sent
-    change = Change.between(sent.header.frame, wanted)
-    moved = {each.name: _moved_tensor(each, sent.tensors, change) for each in fields}
+    change = _change(sent.header.frame, wanted)
+    moved = {each.name: _moved_tensor(each, sent.tensors, *change) for each in fields}
     return replace(sent, header=replace(sent.header, frame=wanted), tensors=moved)
 
 
-def _moved_tensor(field: Field, own: Tensors, change: Change) -> Tensor:
+def _moved_tensor(field: Field, own: Tensors, factor: Tensor, shift: Tensor) -> Tensor:
     value, last = own[field.name].double(), field.shape.split()[-1]
     of = own[field.count].double() if field.count else None
     if field.degree is None:
-        return value * change.factor + change.shift if last == "d" else value
+        return value * factor + shift if last == "d" else value
     if not field.degree:
-        return value if of is None else value - of @ (change.shift / change.factor)
+        return value if of is None else value - of @ (shift / factor)
     if last == "T":
-        whole = unfold(value, len(change.factor))
-        return fold(whole * change.factor * change.factor[:, None])
-    value = value * change.factor**field.degree
-    return value if of is None else value + torch.outer(of, change.shift).reshape(value.shape)
+        whole = unfold(value, len(factor))
+        return fold(whole * factor * factor[:, None])
+    value = value * factor**field.degree
+    return value if of is None else value + torch.outer(of, shift).reshape(value.shape)
 
 
 # By how many standard deviations chance may exceed its expectation.

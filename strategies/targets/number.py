@@ -271,13 +271,10 @@ def cross_validated(
         Gu 2004, section 4.
     """
     variance = outcomes.variance[:, None]
-    strengths, fits, spread, freedom = _compared(directions, outcomes)
+    strengths, fits, spread, freedom, allowed = _compared(directions, outcomes, largest, caution)
     residual = variance - 2 * fits + spread
     freedom = freedom / outcomes.records[:, None]
     errors = _errors(residual, freedom)
-    allowed = (caution * freedom < MOST_FREEDOM) & (fits < largest * variance)
-    allowed &= strengths >= directions.least
-    allowed[:, -1] |= ~allowed.any(1)
     compared = _errors(residual, caution * freedom)
     best = torch.where(allowed, compared, torch.inf).argmin(1)
     strength = strengths[best]
@@ -304,11 +301,8 @@ def of_least_error(directions: Directions, outcomes: Outcomes, records: float) -
         The ridges. Where no strength is allowed, the strongest one.
     """
     variance = outcomes.variance[:, None]
-    strengths, fits, spread, freedom = _compared(directions, outcomes)
+    strengths, fits, spread, freedom, allowed = _compared(directions, outcomes)
     spread = spread / (1 - freedom / records).clamp_min(1 - MOST_FREEDOM)
-    allowed = (freedom < MOST_FREEDOM * outcomes.records[:, None]) & (fits < variance)
-    allowed &= strengths >= directions.least
-    allowed[:, -1] |= ~allowed.any(1)
     residual = variance
     for _ in range(PASSES):
         chance = residual * freedom / outcomes.records[:, None]
@@ -321,19 +315,27 @@ def of_least_error(directions: Directions, outcomes: Outcomes, records: float) -
     return Fitted(weight, outcomes.cross, strength, error, torch.zeros_like(error))
 
 
-def _compared(directions: Directions, outcomes: Outcomes) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _compared(
+    directions: Directions, outcomes: Outcomes, largest: float = 1.0, caution: float = 1.0
+) -> tuple[Tensor, ...]:
     """The ridges among which a strength is chosen.
 
     Returns:
         Strengths (k,); by outcome and strength the covariance of outcome and prediction and the
-        variance of predictions, (m, k); and the degrees of freedom, (k,).
+        variance of predictions, (m, k); the degrees of freedom, (k,); and where a strength is
+        allowed, (m, k).
     """
     values = directions.values
     strengths = STRENGTHS * max(float(values.mean()), 1e-300)
     squares = (outcomes.cross @ directions.vectors).square()
     inverse = 1 / (values + strengths[:, None])
     spread = (squares * values) @ inverse.square().T
-    return strengths, squares @ inverse.T, spread, 1 + (values * inverse).sum(1)
+    fits, freedom = squares @ inverse.T, 1 + (values * inverse).sum(1)
+    few = caution * (freedom / outcomes.records[:, None]) < MOST_FREEDOM
+    allowed = few & (fits < largest * outcomes.variance[:, None])
+    allowed &= strengths >= directions.least
+    allowed[:, -1] |= ~allowed.any(1)
+    return strengths, fits, spread, freedom, allowed
 
 
 def _errors(residual: Tensor, freedom: Tensor) -> Tensor:

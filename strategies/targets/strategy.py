@@ -4,7 +4,6 @@ added, and a model is learned from the sums, by one function a kind of target.
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -42,13 +41,9 @@ from .number import Annotated, label_heads, number_head
 from .sums import (
     CodedSums,
     around_zero,
-    check_capped,
-    check_cells,
     check_exact,
-    check_finite,
-    check_labels,
     check_noisy,
-    check_numbers,
+    check_sums,
     of_site,
 )
 from .time import Cells, RiskHead, cells_of, kaplan_meier, risk_head
@@ -171,38 +166,8 @@ def risks(head: RiskHead, cells: Cells, target: Time) -> Answering:
     return Answering(target.outputs, head.weight[None], bias, public, facts)
 
 
-def check_sums(sums: CodedSums, target: Target, largest: float = math.inf) -> None:
-    """Check that some records of the target can have these sums, all statistics together.
-
-    Args:
-        sums: of a site, or of all.
-        target: of the run.
-        largest: norm of a record's features; 1 for clipped ones.
-
-    Raises:
-        SurrogateError: if none can.
-    """
-    if (check := CHECKS.get(target.name)) is not None:
-        check(sums, target, largest)
-    else:
-        check_finite(sums)
-
-
-def _check_labels(sums: CodedSums, target: Target, largest: float) -> None:
-    assert isinstance(target, Labels)
-    if target.capped:
-        check_capped(sums, target.members, target.set_entry, largest)
-    else:
-        check_labels(sums, len(target.outputs), largest)
-
-
-# By kind of target: its head, and what its sums cannot be.
+# By kind of target: its head.
 FITS: dict[str, Fit] = {"regression": _number, "multilabel": _labels, "survival": _time}
-CHECKS: dict[str, Callable[[CodedSums, Target, float], None]] = {
-    "regression": lambda sums, target, largest: check_numbers(sums, largest),
-    "multilabel": _check_labels,
-    "survival": lambda sums, target, largest: check_cells(sums, largest),
-}
 
 
 Parts = Callable[[], Iterable[CodedSums]]
@@ -304,7 +269,7 @@ class FromCodedSums(Heads):
             check_sums(self._of_site(sent), self._target)
             return
         check_noisy(sent.tensors, self._target, noise_of(sent), SurrogateError)
-        check_sums(self._of_site(sent), self._target, largest=1.0)
+        check_sums(self._of_site(sent), self._target)
 
     def records(self, sent: Parameters) -> int:
         """Number of records, noisy under privacy."""
@@ -424,7 +389,7 @@ def learn_from_sum(total: Total, run: Run) -> Learned:
     except ValueError as error:
         raise RunError(f"the secure aggregation has nothing to learn from: {error}") from None
     try:
-        check_sums(sums, target, 1.0 if total.sigmas else math.inf)
+        check_sums(sums, target)
     except SurrogateError as error:
         raise false_numbers(str(error)) from None
     model, facts = learned(sums, total.header, target)

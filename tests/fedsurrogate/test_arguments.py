@@ -68,6 +68,7 @@ BAD: list[tuple[Callable[[], object], str]] = [
     (lambda: fs.learn(ONE), r"write learn\(\[surrogate\]\)"),  # type: ignore[arg-type]
     (lambda: fs.learn([1, 2]), "number 0 of the list is 1"),  # type: ignore[list-item]
     (lambda: fs.learn("x"), "no list of surrogates"),  # type: ignore[arg-type]
+    (lambda: fs.learn([]), "no surrogate to learn from"),
     (lambda: fs.learn([MODEL]), "an object of type Model"),  # type: ignore[list-item]
     (
         lambda: fs.learn([ONE, OTHER]),

@@ -173,7 +173,7 @@ def test_a_stored_chain_is_learned_from_again(copy: Copy) -> None:
     _, again = refit(folder)
     surrogates = [unpack_surrogate(payload) for payload in read_payloads(folder)]
     config = stored_run(json.loads((folder / "manifest.json").read_text())["config"])
-    learned = learn(surrogates, config, "cpu", config.settings.classes).head
+    learned = learn(surrogates, config, "cpu", config.settings.classes).model
     assert isinstance(again, Head)
     assert isinstance(learned, Head)
     torch.testing.assert_close(again.weight, learned.weight)

@@ -216,18 +216,6 @@ def _places_are_alike(
                 parameter.copy_(values)
 
 
-class UnitSample(NamedTuple):
-    """Records that take part in a step.
-
-    Attributes:
-        rows: their indices, (m,).
-        weights: of each, (m,), float64; None where each is a unit of its own.
-    """
-
-    rows: Tensor
-    weights: Tensor | None = None
-
-
 @dataclass(frozen=True)
 class Units:
     """The unit that each record belongs to.
@@ -262,19 +250,23 @@ class Units:
         weights = unit_weights(patients, count)
         return cls(len(places), torch.tensor(owners, dtype=torch.int64), weights)
 
-    def sample(self, rate: float) -> UnitSample:
+    def sample(self, rate: float) -> tuple[Tensor, Tensor | None]:
         """A Poisson sample of units, each with all of its records.
 
         Args:
             rate: probability with which each unit is taken, independently.
+
+        Returns:
+            Indices of the records that take part, (m,), and the weight of each, (m,), float64; None
+            where each is a unit of its own.
         """
         taken = poisson_sample(self.count, rate)
         if self.owners is None or self.weights is None:
-            return UnitSample(taken)
+            return taken, None
         chosen = torch.zeros(self.count, dtype=torch.bool)
         chosen[taken] = True
         rows = chosen[self.owners].nonzero().squeeze(1)
-        return UnitSample(rows, self.weights[rows])
+        return rows, self.weights[rows]
 
 
 def poisson_sample(count: int, rate: float) -> Tensor:

@@ -5,7 +5,7 @@ a GAN's critic, stays at the site.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -275,31 +275,16 @@ def trainer_of(
 COMPANION = "companion."
 
 
-@dataclass(frozen=True)
-class Trained:
-    """A site's reply of one round.
-
-    Attributes:
-        reply: what the site sends.
-        sizes: its released class sizes, (C,).
-        facts: about the reply; they stay at the site.
-        keep: the files that it keeps, and their content.
-    """
-
-    reply: Parameters
-    sizes: Tensor
-    facts: dict[str, float]
-    keep: dict[Path, bytes]
+# The reply, the site's records by class that its training knows, facts for its log, and the files to keep.
+Trained = tuple[Parameters, Tensor, dict[str, float], dict[Path, bytes]]
 
 
 def train_generator(job: Job) -> MethodOutput:
     """This site's update of the generator in one round, for DP-CVAE and, as a baseline, DP-CGAN.
     Raises as `trained`.
     """
-    made = trained(job)
-    return MethodOutput(
-        pack_parameters(made.reply), made.reply.claim, made.facts, keep=made.keep, must_keep=True
-    )
+    reply, _, facts, keep = trained(job)
+    return MethodOutput(pack_parameters(reply), reply.claim, facts, keep=keep, must_keep=True)
 
 
 def generator_sums(job: Job) -> SiteStatistic:
@@ -325,15 +310,15 @@ def generator_sums(job: Job) -> SiteStatistic:
             f"a request for round {job.round} after {job.confirmed} rounds, with the model of "
             f"{number}"
         )
-    made = trained(job)
-    tensors = {name: tensor.double() for name, tensor in made.reply.tensors.items()}
+    reply, sizes, _, keep = trained(job)
+    tensors = {name: tensor.double() for name, tensor in reply.tensors.items()}
     if job.round > 1:
-        weight = max(1.0, float(made.sizes.sum().round()))
+        weight = max(1.0, float(sizes.sum().round()))
         tensors = {
             "records": torch.tensor([weight], dtype=torch.float64),
             "update": weight * flat(tensors),
         }
-    return SiteStatistic(tensors, made.reply.claim, keep=made.keep)
+    return SiteStatistic(tensors, reply.claim, keep=keep)
 
 
 def trained(job: Job) -> Trained:
@@ -384,7 +369,7 @@ def trained(job: Job) -> Trained:
         name: p.detach().cpu() - received.tensors[name] for name, p in shared.named_parameters()
     }
     reply = Parameters(job.header(classes), job.round, moved, 0 if private else len(labels), claim)
-    return Trained(reply, counts, facts, _kept(job, companion, counts))
+    return reply, counts, facts, _kept(job, companion, counts)
 
 
 def _first_round(
@@ -411,7 +396,7 @@ def _first_round(
     records = 0 if run.settings.epsilon else len(labels)
     sizes = shared[COUNTS]
     reply = Parameters(job.header(classes), 1, shared, records, claim)
-    return Trained(reply, sizes, facts, _kept(job, companion, sizes))
+    return reply, sizes, facts, _kept(job, companion, sizes)
 
 
 def _train_privately(

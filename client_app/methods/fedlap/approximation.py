@@ -400,26 +400,9 @@ class Search:
         return cls(steps, max(1, -(-steps // evaluations)))
 
 
-@dataclass(frozen=True)
-class ServerWalk:
-    """The coordinator's gradient descent.
-
-    Attributes:
-        body: the network without its fixed first step.
-        start: its parameters at the start.
-        descent: its steps.
-        changes: the augmentation of each step.
-    """
-
-    body: nn.Module
-    start: Tensors
-    descent: Descent
-    changes: Iterator[Change]
-
-    def along(self, records: LandscapeRecords) -> Iterator[Tensors]:
-        """The parameters after every step of descent on the loss of `records`."""
-        path = walk(self.body, self.start, records, self.descent, self.changes)
-        return (parameters for parameters, _ in path)
+# The coordinator's gradient descent: the network without its fixed first step, its parameters at the
+# start, its steps, and the augmentation of each step.
+ServerWalk = tuple[nn.Module, Tensors, Descent, Iterator[Change]]
 
 
 def effective_radius(
@@ -451,21 +434,20 @@ def effective_radius(
     paper's code makes a hundred passes over all records, more than half of a round.
     """
     rows = torch.randperm(len(real.labels), generator=generator)[:SUBSET].to(real.labels.device)
-    seen = real.take(rows)
+    seen, (body, start, descent, changes) = real.take(rows), server
     best, best_step, covered, last = float("inf"), 0, 0.0, 0
-    for step, here in enumerate(server.along(synthetic), 1):
+    for step, (here, _) in enumerate(walk(body, start, synthetic, descent, changes), 1):
         if step % search.every == 0 or step == search.steps:
-            last, now = step, total_loss(server.body, here, seen)
+            last, now = step, total_loss(body, here, seen)
             if now < best:
-                best, best_step, covered = now, step, distance(here, server.start)
+                best, best_step, covered = now, step, distance(here, start)
             elif step - best_step >= PATIENCE * search.every:
                 break
         if step >= search.steps:
             break
-    most = server.descent.radius
-    if (best_step == last and not server.descent.plain) or not covered > 0:
-        return most
-    return min(covered, most)
+    if (best_step == last and not descent.plain) or not covered > 0:
+        return descent.radius
+    return min(covered, descent.radius)
 
 
 # Of the steps of the images.
@@ -723,8 +705,7 @@ def _radius(
     changes = draws(settings.augment, generator)
     rate = settings.rate(job.round, job.run.rounds)
     descent = Descent(rate, settings.server_steps, settings.trust_radius, plain)
-    server = ServerWalk(body, model, descent, changes)
-    return effective_radius(server, made, real, search, generator)
+    return effective_radius((body, model, descent, changes), made, real, search, generator)
 
 
 def dsc(job: Job) -> MethodOutput:

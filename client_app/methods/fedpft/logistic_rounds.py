@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -34,23 +34,6 @@ from ..job import Clipped, Job, SiteStatistic
 CHUNKS = 7
 
 
-@dataclass(frozen=True)
-class Received:
-    """What a round's message holds.
-
-    Attributes:
-        weight: of the head, (C, k), float64.
-        bias: of the head, (C,).
-        public: the map of the features, after what they keep of their own mean and length.
-        bound: what divides a feature that is longer, in the first round.
-    """
-
-    weight: Tensor
-    bias: Tensor
-    public: PublicMap
-    bound: float
-
-
 def bounded_round(job: Job) -> SiteStatistic:
     """The sums of a round, to each of which a unit adds one at most.
 
@@ -66,18 +49,18 @@ def bounded_round(job: Job) -> SiteStatistic:
     Raises:
         SurrogateError: for a message that is not this run's.
     """
-    train, received = job.found.train, _received(job)
+    train, (weight, bias, public, bound) = job.found.train, _received(job)
     claim = job.run.mechanism_for("record" if train.units is None else "patient")
     assert claim is not None
     classes = job.run.settings.classes
     labels = class_indices(classes, job.found.classes)[train.labels]
     first = job.round == 1
-    counts_lengths = first and not received.bound
+    counts_lengths = first and not bound
     # Of a site without records, which sends zeros, no part has any.
     lengths = [torch.zeros(0, dtype=torch.float64)]
-    weight = job.run.plan.mean_over_columns_weight(train.features.shape[1])
-    change = _map_of(received.public, weight, lengths if counts_lengths else None)
-    data = Clipped.of(train, received.bound if first else claim.clip, change)
+    mean_weight = job.run.plan.mean_over_columns_weight(train.features.shape[1])
+    change = _map_of(public, mean_weight, lengths if counts_lengths else None)
+    data = Clipped.of(train, bound if first else claim.clip, change)
     weights = data.weights * (labels >= 0)
     if first:
         bounds = {name: claim.noise[name][1] for name in (RECORDS, TOTALS)}
@@ -87,7 +70,7 @@ def bounded_round(job: Job) -> SiteStatistic:
         made = coded_statistics(data.features, code, weights, bounds, *data.done)
         return SiteStatistic({each.name: each for each in made}, claim, classes)
     features, labels = _with_constant(data.features, train.folder), labels.clamp_min(0)
-    head = torch.cat([received.weight, received.bias[:, None] / logistic.CONSTANT], 1)
+    head = torch.cat([weight, bias[:, None] / logistic.CONSTANT], 1)
     code, sure = residuals(features, labels, head), gaps(features, labels, head)
     (sums,) = coded_statistics(features, code, weights, {SUMS: claim.noise[SUMS][1]}, *data.done)
     (counted,) = coded_statistics(features, sure, weights, {CODE: claim.noise[logistic.GAPS][1]})
@@ -231,8 +214,11 @@ def _map_of(
     return mapped if lengths is None else measured
 
 
-def _received(job: Job) -> Received:
-    """The received head and map. Raises SurrogateError for others than the run's."""
+def _received(job: Job) -> tuple[Tensor, Tensor, PublicMap, float]:
+    """Weight (C, k), float64, and bias (C,) of the received head; the map of the features, after what
+    they keep of their own mean and length; and what divides a feature that is longer, in the first
+    round. Raises SurrogateError for others than the run's.
+    """
     tensors = {name: each.double() for name, each in job.received_model().tensors.items()}
     sizes = job.run.plan.messages.sizes(
         len(job.run.settings.classes), job.found.train.features.shape[1], 1
@@ -248,6 +234,5 @@ def _received(job: Job) -> Received:
         raise SurrogateError(
             f"a bound of {bound:g}; it is above zero where the run has public features, else zero"
         )
-    return Received(
-        tensors[logistic.WEIGHT], tensors[logistic.BIAS], job.agreed(public, job.round > 1), bound
-    )
+    public = job.agreed(public, job.round > 1)
+    return tensors[logistic.WEIGHT], tensors[logistic.BIAS], public, bound

@@ -17,7 +17,8 @@ from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.covariances import Diagonal
 from fedsurrogate.common.surrogates.mixtures import Mixtures
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate, Surrogate
-from fedsurrogate.strategies.fedpft.strategy import LearnedHead, learn
+from fedsurrogate.strategies.base.outcome import Learned
+from fedsurrogate.strategies.fedpft.strategy import learn
 from tests.hostile_sites import claiming_each, digits_of, surrogate_of
 
 CLASSES = tuple(map(str, range(10)))
@@ -36,17 +37,17 @@ def honest(components: int = 1) -> tuple[list[AnySurrogate], tuple[Tensor, Tenso
 
 def learned(
     sent: Sequence[AnySurrogate], components: int = 1, **settings: Any
-) -> tuple[LearnedHead, float]:
+) -> tuple[Learned, float]:
     """The coordinator's head from these surrogates, and its accuracy on the ten real classes."""
     run = parse_run(QUICK | {"fedpft.components": components} | settings)
     found = learn(sent, run, "cpu")
     features, labels = honest(components)[1]
-    return found, found.head.accuracy(features, CLASSES, labels)[0] / len(labels)
+    return found, found.model.accuracy(features, CLASSES, labels)[0] / len(labels)
 
 
 def attacked(
     lie: Lie, hostile: int = 2, components: int = 1, **settings: Any
-) -> tuple[LearnedHead, float, float]:
+) -> tuple[Learned, float, float]:
     good, _ = honest(components)
     bad = [lie(each) for each in good[:hostile] if isinstance(each, Surrogate)]
     found, accuracy = learned([*bad, *good[hostile:]], components, **settings)
@@ -116,7 +117,7 @@ def test_a_class_that_one_honest_site_alone_has_stays() -> None:
     good = [with_classes(each, {"9"} if site else set()) for site, each in enumerate(honest()[0])]
     found, _ = learned(good)
     assert found.defended.suspects == []
-    assert "9" in found.head.header.classes
+    assert "9" in found.model.header.classes
 
 
 def with_classes(sent: AnySurrogate, dropped: set[str]) -> AnySurrogate:

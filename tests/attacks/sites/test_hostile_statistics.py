@@ -43,7 +43,7 @@ def thin(d: int, variance=1.0) -> LowRank:
 def test_a_class_that_one_site_invents_does_not_stop_quadratic_discriminants():
     honest = [site(str(i), "ab", Diagonal(torch.ones(2, 5))) for i in range(3)]
     hostile = site("3", ["a", "invented"], Diagonal(torch.ones(2, 5)), count=1)
-    head = learn([*honest, hostile], parse_run(QUADRATIC), "cpu").head
+    head = learn([*honest, hostile], parse_run(QUADRATIC), "cpu").model
     assert head.header.classes == ("a", "b")
     assert all(tensor.isfinite().all() for tensor in head.arrays().values())
 
@@ -87,7 +87,7 @@ def test_classes_without_any_variance_still_give_finite_weights_that_separate_th
     means = torch.randn(2, 5, generator=torch.Generator().manual_seed(0)) * 1e9
     for each in alike:
         each.mixtures.means.copy_(means)
-    head = learn(alike, parse_run({}), "cpu").head
+    head = learn(alike, parse_run({}), "cpu").model
     assert all(tensor.isfinite().all() for tensor in head.arrays().values())
     assert head.predict(means).tolist() == [0, 1]
 
@@ -149,7 +149,7 @@ def test_figures_can_be_drawn_from_stored_covariances(solver):
         kept.append(strategy.kept(strategy.unpack(payload), lambda payload=payload: payload))
     source = strategy.learn(kept, ()).source
     assert source is not None
-    features, labels = source.sample(0, 20)
+    features, labels = source(0, 20)
     assert features.isfinite().all()
     assert labels.unique().tolist() == [0, 1]
 

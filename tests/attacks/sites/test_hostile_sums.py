@@ -38,7 +38,7 @@ def honest(run: Run) -> tuple[list[AnySurrogate], tuple[torch.Tensor, torch.Tens
 
 
 def accuracy(sent: list[AnySurrogate], test: tuple[torch.Tensor, torch.Tensor], run: Run) -> float:
-    return learn(sent, run, "cpu", CLASSES).head.accuracy(test[0], CLASSES, test[1])[0] / len(
+    return learn(sent, run, "cpu", CLASSES).model.accuracy(test[0], CLASSES, test[1])[0] / len(
         test[1]
     )
 

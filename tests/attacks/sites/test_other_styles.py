@@ -103,7 +103,7 @@ def test_a_site_that_alone_has_classes_costs_nothing_to_keep(
         run = parse_run({"fedpft.covariance": family, "defence": defence})
         found = learn(all_sent(parts, run), run, "cpu", DIGITS)
         assert not found.defended.suspects
-        accuracy[defence] = found.head.accuracy(features, DIGITS, labels)[0] / len(labels)
+        accuracy[defence] = found.model.accuracy(features, DIGITS, labels)[0] / len(labels)
     assert accuracy["harm"] >= accuracy["none"] - 0.01
 
 

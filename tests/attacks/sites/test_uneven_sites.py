@@ -36,7 +36,7 @@ def learned(surrogates: list[AnySurrogate]) -> tuple[float, list[str]]:
     """Accuracy on the test set, and who was suspected."""
     features, labels = partition()[1]
     found = learn(surrogates, RUN, "cpu", CLASSES)
-    right = found.head.accuracy(features, CLASSES, labels)[0] / len(labels)
+    right = found.model.accuracy(features, CLASSES, labels)[0] / len(labels)
     return right, sorted(suspect.site for suspect in found.defended.suspects)
 
 

@@ -16,7 +16,7 @@ import fedsurrogate as fs
 from fedsurrogate.common.targets.registry import TARGETS
 from fedsurrogate.server_app.cli.control import show_result
 from fedsurrogate.server_app.report.build import write_report
-from fedsurrogate.server_app.runs.metrics import MissingClasses, missing_line, run_card
+from fedsurrogate.server_app.runs.metrics import missing_line, run_card
 from fedsurrogate.server_app.runs.scores import answers_at_chance, may_be_chance
 from fedsurrogate.strategies.base.outcome import ALIKE, Site
 from tests.client_app.model_use import test_targets_at_work as at_work
@@ -253,7 +253,7 @@ def test_only_a_model_that_is_known_to_be_better_than_chance_has_a_green_card(
     sites: list[tuple[int, Any]], absent: list[str], chance: bool | None
 ) -> None:
     own = [Site(str(at), fate, "", records=n) for at, (n, fate) in enumerate(sites)]
-    card = run_card(own, 0, missing=MissingClasses(tuple(absent)), at_chance=chance)
+    card = run_card(own, 0, missing=(tuple(absent), "unknown"), at_chance=chance)
     whole = all(fate == "used" for _, fate in sites)
     assert (card["state"] == "green") == (whole and not absent and chance is False)
     assert (card["state"] == "green") == (missing_line(card) == "")

@@ -44,75 +44,44 @@ def measured(tmp_path: Path, family: str, components: int) -> Iterator[tuple[Cos
         )
 
 
-PRIVATE: list[dict[str, Any]] = [
-    *({"fedpft.covariance": family} for family in ("spherical", "diag", "full", "lowrank")),
-    {"fedpft.covariance": "diag", "fedpft.privacy": "theorem-4.1"},
-]
+ALL = {"partition": "iid", "classes": ",".join(map(str, range(10)))}
+PRIVATE = ALL | {"epsilon": 4.0, "delta": 1e-5}
+FEDLAP: dict[str, Any] = {
+    "method": "fedlap", "image-size": 16, "partition": "iid", "fedlap.rounds": 2,
+    "fedlap.image-steps": 1, "fedlap.server-steps": 1,
+}  # fmt: skip
+SUMMED = ALL | {"secure-aggregation": True, "sites": 3, "fedpft.covariance": "gram"}
 
 
-@pytest.mark.parametrize("settings", PRIVATE)
-def test_a_private_plan_is_within_five_percent_of_the_run(
-    tmp_path: Path, settings: dict[str, Any]
+@pytest.mark.parametrize(
+    ("settings", "rounds", "epsilon"),
+    [
+        *(
+            (FAST | PRIVATE | {"fedpft.covariance": family}, 1, 4.0)
+            for family in ("spherical", "diag", "full", "lowrank")
+        ),
+        (FAST | PRIVATE | {"fedpft.covariance": "diag", "fedpft.privacy": "theorem-4.1"}, 1, 4.0),
+        (FAST | SUMMED | {"features.projection": "", "features.dimensions": 32}, 1, None),
+        (FEDLAP, 2, None),
+        pytest.param(PRIVATE | FEDLAP, 2, 4.0, marks=pytest.mark.slow),
+    ],
+)
+def test_a_plan_is_within_five_percent_of_the_run(
+    tmp_path: Path, settings: dict[str, Any], rounds: int, epsilon: float | None
 ) -> None:
-    settings = settings | {
-        "epsilon": 4.0,
-        "delta": 1e-5,
-        "classes": ",".join(map(str, range(10))),
-        "partition": "iid",
-    }
-    grid = InProcessGrid(sites(3))
-    run_federation(tmp_path, grid, **settings, **FAST)
-    planned = plan(parse_run(settings), 64, 10, 400, 20)[0]
-    kinds = {m.metadata.message_type for m in grid.sent}
-    counted = grid.counted(1, [kind for kind in kinds if kind != "query.name"])
-    assert (planned.up, planned.down) == tuple(pytest.approx(n, rel=0.05) for n in counted)
-
-
-def test_a_plan_with_a_projection_is_within_five_percent_of_the_run(tmp_path: Path) -> None:
-    generator = torch.Generator().manual_seed(0)
-    save_file(
-        {
-            "projection": torch.linalg.qr(torch.randn(64, 64, generator=generator))[0][
-                :32
-            ].contiguous()
-        },
-        tmp_path / "map.safetensors",
-    )
-    settings: dict[str, Any] = {
-        "secure-aggregation": True,
-        "sites": 3,
-        "classes": ",".join(map(str, range(10))),
-        "partition": "iid",
-        "features.projection": str(tmp_path / "map.safetensors"),
-        "features.dimensions": 32,
-        "fedpft.covariance": "gram",
-    }
-    grid = InProcessGrid(sites(3))
-    run_federation(tmp_path, grid, **settings, **FAST)
-    planned = plan(parse_run(settings), 64, 10, 400, 20)[0]
-    kinds = [kind for kind in {m.metadata.message_type for m in grid.sent} if kind != "query.name"]
-    counted = grid.counted(1, kinds)
-    assert (planned.up, planned.down) == tuple(pytest.approx(n, rel=0.05) for n in counted)
-
-
-@pytest.mark.parametrize("private", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_plan_of_fedlap_is_within_five_percent_of_the_run(tmp_path: Path, private: bool) -> None:
-    settings: dict[str, Any] = {
-        "method": "fedlap",
-        "image-size": 16,
-        "partition": "iid",
-        "fedlap.rounds": 2,
-    }
-    settings |= {"fedlap.image-steps": 1, "fedlap.server-steps": 1}
-    if private:
-        settings |= {"epsilon": 4.0, "delta": 1e-5, "classes": ",".join(map(str, range(10)))}
+    if "features.projection" in settings:
+        square = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+        rows = torch.linalg.qr(square)[0][:32].contiguous()
+        save_file({"projection": rows}, tmp_path / "map.safetensors")
+        settings = settings | {"features.projection": str(tmp_path / "map.safetensors")}
     grid = InProcessGrid(sites(3))
     run_federation(tmp_path, grid, **settings)
     run = parse_run(settings)
     planned = plan(run, find_dimension(run.settings), 10, 400, 20)[0]
-    counted = grid.counted(1, ("train", "evaluate", "query.hello"))
+    kinds = {m.metadata.message_type for m in grid.sent} - {"query.name"}
+    counted = grid.counted(1, [*kinds])
     assert (planned.up, planned.down) == tuple(pytest.approx(n, rel=0.05) for n in counted)
-    assert (planned.rounds, planned.epsilon) == (2, 4.0 if private else None)
+    assert (planned.rounds, planned.epsilon) == (rounds, epsilon)
 
 
 def test_noisy_sums_are_of_all_classes_whatever_the_records() -> None:

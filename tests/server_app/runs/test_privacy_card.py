@@ -152,7 +152,7 @@ def test_classes_the_noise_has_swallowed_are_named(mechanism: str) -> None:
     # At times an absent class stands out by chance.
     while not lost:
         surrogates = [released(settings, present=2, records=20_000)]
-        head = learn(surrogates, settings, "cpu", settings.settings.classes).head
+        head = learn(surrogates, settings, "cpu", settings.settings.classes).model
         lost = card(settings, *surrogates, head=head)["dropped_classes"]
     assert lost == ["c"]
     assert card(settings, *surrogates)["dropped_classes"] == []

@@ -1,7 +1,7 @@
 import json
 import resource
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -16,8 +16,8 @@ from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire.records import unpack_surrogate
 from fedsurrogate.server_app.runs.metrics import End, make_metrics, make_projection
 from fedsurrogate.server_app.runs.reader import read_payloads
-from fedsurrogate.server_app.runs.writer import RunWriter, Start, make_manifest
-from fedsurrogate.strategies.base.outcome import Outcome, Points, Site
+from fedsurrogate.server_app.runs.writer import RunWriter
+from fedsurrogate.strategies.base.outcome import Outcome, Site
 from tests.grid import InProcessGrid, run_federation, sites
 
 HEADER = Header("fedpft", "r", "coordinator", "f" * 64, ("cat", "dog"))
@@ -85,7 +85,10 @@ def test_metrics_count_every_site_once(tmp_path: Path) -> None:
 
 def test_a_learned_head_is_kept_with_its_picture(tmp_path: Path) -> None:
     folder = run_folder(tmp_path)
-    points = {"synthetic": Points([0.0], [1.0], [0]), "real": Points([], [], [])}
+    points = {
+        "synthetic": {"x": [0.0], "y": [1.0], "label": [0]},
+        "real": {"x": [], "y": [], "label": []},
+    }
     folder.finish(Outcome(model=HEAD, accuracy={"model": 0.5}, points=points), "ok")
     assert read_json(folder.path, "manifest.json")["classes"] == ["cat", "dog"]
     assert read_json(folder.path, "projection.json")["synthetic"] == {
@@ -166,9 +169,6 @@ def test_a_run_that_is_stopped_leaves_a_complete_folder(
     assert json.loads((folder / "events.jsonl").read_text().splitlines()[-1])["event"] == status
 
 
-START = Start(42, datetime(2026, 1, 2, tzinfo=UTC), {"torch": "2"}, "abc")
-
-
 def test_the_same_outcome_gives_the_same_metrics_and_is_left_as_it_was() -> None:
     outcome = Outcome(
         {1: Site("a", "used", "", 100, 10, 8, 6)},
@@ -198,13 +198,15 @@ def test_a_run_that_stopped_early_reports_the_epsilon_it_spent(
 
 
 def test_a_picture_needs_a_model_and_points() -> None:
-    points = {"synthetic": Points([0.0], [1.0], [0])}
+    points = {"synthetic": {"x": [0.0], "y": [1.0], "label": [0]}}
     assert make_projection(Outcome(model=HEAD)) == make_projection(Outcome(points=points)) == {}
     assert set(make_projection(Outcome(model=HEAD, points=points))) == {"classes", "synthetic"}
 
 
-def test_a_manifest_names_backbone_and_classes_once_there_is_a_model() -> None:
-    flat = parse_run({}).settings.flat()
-    early, late = make_manifest(flat, "run", START), make_manifest(flat, "run", START, HEAD)
+def test_a_manifest_names_backbone_and_classes_once_there_is_a_model(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path)
+    early = json.loads((folder.path / "manifest.json").read_text())
+    folder.finish(Outcome(model=HEAD), "ok")
+    late = json.loads((folder.path / "manifest.json").read_text())
     assert late == early | {"fingerprint": "f" * 64, "classes": ["cat", "dog"]}
-    assert early["started"] == "2026-01-02T00:00:00+00:00"
+    assert datetime.fromisoformat(early["started"]).tzinfo is not None

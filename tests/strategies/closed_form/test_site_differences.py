@@ -128,15 +128,15 @@ def test_the_default_solver_and_its_reason_follow_from_the_sites(
 ) -> None:
     surrogates = sent(shift, dimension=dimension)
     learned = learn(surrogates, parse_run({"defence": "none"}), "cpu")
-    assert learned.solver == solver
-    assert "F = " in learned.reason
+    assert learned.facts["solver"] == solver
+    assert "F = " in learned.facts.get("reason", "")
     few = f"{dimension} columns, fewer than 64, are too few for least squares"
-    assert (few in learned.reason) == (shift > 0 and dimension < 64)
+    assert (few in learned.facts.get("reason", "")) == (shift > 0 and dimension < 64)
     explicit = learn(surrogates, parse_run({"defence": "none", "head.solver": "lda"}), "cpu")
-    assert (explicit.solver, explicit.reason) == ("lda", "")
+    assert (explicit.facts["solver"], explicit.facts.get("reason", "")) == ("lda", "")
 
 
 def test_one_site_alone_says_nothing_of_differences() -> None:
     learned = learn(sent(0.0, 1), parse_run({}), "cpu")
-    assert learned.solver == "lda"
-    assert "no class is at two sites" in learned.reason
+    assert learned.facts["solver"] == "lda"
+    assert "no class is at two sites" in learned.facts.get("reason", "")

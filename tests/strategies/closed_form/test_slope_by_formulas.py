@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fedsurrogate.strategies.closed_form.solvers import Scores, Solution, calibrated, slope_of
+from fedsurrogate.strategies.closed_form.solvers import Solution, calibrated, slope_of
 from fedsurrogate.strategies.closed_form.statistics import Factored, Statistics
 
 Array = NDArray[np.float64]
@@ -101,4 +101,4 @@ def test_a_solution_is_multiplied_by_the_slope_of_what_new_records_would_score(
 
 
 def test_scores_that_do_not_vary_keep_their_slope() -> None:
-    assert slope_of(Scores(torch.eye(3), torch.zeros(3, 3)), torch.ones(3) / 3) == 1.0
+    assert slope_of((torch.eye(3), torch.zeros(3, 3)), torch.ones(3) / 3) == 1.0

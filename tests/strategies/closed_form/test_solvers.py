@@ -19,7 +19,7 @@ from fedsurrogate.common.wire.model_proto import (
     unpack_classifier,
 )
 from fedsurrogate.strategies.closed_form.solvers import SHRINKAGES, lda, ridge
-from fedsurrogate.strategies.closed_form.statistics import Factored, pooled, summed
+from fedsurrogate.strategies.closed_form.statistics import Factored, of_mixtures, pooled, sum_of
 from fedsurrogate.strategies.fedpft.strategy import learn
 
 CLASSES = tuple("abcd")
@@ -114,7 +114,7 @@ def test_ridge_is_scikit_learns(shrinkage):
 def test_a_head_from_factors_is_that_from_the_whole_matrix():
     x, y = records()
     parts = [surrogate(x[k::2], y[k::2], str(k), "lowrank", rank=4) for k in range(2)]
-    few = summed(parts, CLASSES)
+    few = sum_of(of_mixtures(each, CLASSES) for each in parts)
     assert isinstance(few.covariance, Factored)
     for shrinkage in (None, 0.0, 0.2):
         ours, exact = lda(few, shrinkage), lda(few.whole(), shrinkage)
@@ -149,7 +149,7 @@ def test_solvers_are_those_of_the_settings_and_auto_knows_the_families():
         parts = [
             surrogate(x[k::3], y[k::3], str(k), family, components=components) for k in range(3)
         ]
-        return learn(parts, parse_run(settings | keys), "cpu").solver
+        return learn(parts, parse_run(settings | keys), "cpu").facts["solver"]
 
     assert [solver(family) for family in ("gram", "lowrank", "diag", "spherical")] == [
         "lda",
@@ -166,7 +166,7 @@ def test_solvers_are_those_of_the_settings_and_auto_knows_the_families():
 def test_no_variance_and_one_class_still_give_a_head():
     x = torch.ones(20, 3)
     table = surrogate(x, torch.zeros(20, dtype=torch.int64), "flat")
-    head = learn([table], parse_run({"fedpft.covariance": "gram"}), "cpu").head
+    head = learn([table], parse_run({"fedpft.covariance": "gram"}), "cpu").model
     assert head.predict(x).tolist() == [0] * 20
 
 
@@ -183,7 +183,7 @@ def test_qda_is_scikit_learns(family):
         "head.shrinkage": 0.0,
         "defence": "none",
     }
-    model = learn(parts, parse_run(settings), "cpu", CLASSES).head
+    model = learn(parts, parse_run(settings), "cpu", CLASSES).model
     theirs = (QuadraticDiscriminantAnalysis() if family == "full" else GaussianNB()).fit(
         x.double().numpy(), y.numpy()
     )
@@ -196,7 +196,7 @@ def test_qda_is_scikit_learns(family):
 def test_qda_from_files_is_the_same_and_damaged_ones_are_refused(tmp_path):
     x, y = records(400, 5)
     config = parse_run({"fedpft.covariance": "diag", "head.solver": "qda"})
-    model = learn([surrogate(x, y, "0", "diag")], config, "cpu", CLASSES).head
+    model = learn([surrogate(x, y, "0", "diag")], config, "cpu", CLASSES).model
     save_model(model, tmp_path / "model.safetensors")
     assert torch.equal(load_model(tmp_path / "model.safetensors").scores(x), model.scores(x))
     save_model(replace(model, whiteners=model.whiteners[:2]), tmp_path / "less.safetensors")

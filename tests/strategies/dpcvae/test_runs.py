@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from safetensors.torch import load_file
 
 from fedsurrogate.common.errors import RunError
@@ -112,19 +111,6 @@ def test_bytes_follow_the_formula_and_no_encoder_is_in_any_message(tmp_path: Pat
                 continue
             for bits in (tensor.half(), tensor):
                 assert not any(bits.numpy().tobytes()[:32] in payload for payload in payloads), name
-
-
-@pytest.mark.slow
-def test_a_run_resumes_at_its_last_finished_round_and_ends_where_it_would_have(
-    tmp_path: Path,
-) -> None:
-    settings = SMALL | {"method": "dpcgan"}
-    whole = run_federation(tmp_path / "whole", sites(2), **settings)
-    half = interrupted(tmp_path / "half", settings, after=2)
-    resumed = run_federation(tmp_path / "half", sites(2), **settings, resume=str(half))
-    assert [entry["round"] for entry in metrics_of(resumed)["rounds"]] == [1, 2, 3, 4]
-    one, other = (load_file(folder / "generator.safetensors") for folder in (whole, resumed))
-    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_a_private_run_that_was_interrupted_pays_for_the_round_that_was_lost(

@@ -59,7 +59,7 @@ def walked(*sets: Synthetic, memory: Tensors = NOTHING, **changes: Any) -> Simpl
     )
     training = Training(config, CLASSES, "f", 64, model(), memory)
     found = learn(training, sets)
-    return SimpleNamespace(**vars(found), model=training.model, memory=training.memory)
+    return SimpleNamespace(**found, model=training.model, memory=training.memory)
 
 
 def test_one_site_equals_training_on_its_synthetic_set() -> None:

@@ -69,13 +69,7 @@ def test_each_round_learns_states_and_keeps_what_it_should(
         recorder.events.clear()
         recorder.surrogates.clear()
         facts = strategy.absorb(training, sets)
-        assert facts == {
-            "radius": wanted.radius,
-            "moved": wanted.moved,
-            "steps": wanted.steps,
-            "at_edge": wanted.at_edge,
-            "radii": {f"s{site}": radius for site, radius in enumerate(radii)},
-        }
+        assert facts == wanted | {"radii": {f"s{site}": each for site, each in enumerate(radii)}}
         assert training.round == number
         assert training.confirmed == {f"s{site}": number for site in range(len(radii))}
         for name, tensor in other.model.items():

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file
 
 from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.common.privacy.accounting import GaussianEvent, epsilon_spent
@@ -29,7 +28,6 @@ from tests.grid import (
     run_federation,
     sites,
 )
-from tests.strategies.interrupted import interrupted
 
 SMALL: dict[str, Any] = {
     "method": "fedlap", "image-size": 16, "partition": "classes", "classes-per-site": 5,
@@ -88,20 +86,6 @@ def test_features_go_the_same_way_as_images(tmp_path: Path, model: str) -> None:
     )
     assert metrics_of(folder)["accuracy"]["model"] > 0.3
     assert "What the sites sent" not in write_report(folder).read_text()
-
-
-@pytest.mark.slow
-def test_a_run_resumes_at_its_last_finished_round_and_ends_where_it_would_have(
-    tmp_path: Path,
-) -> None:
-    settings = LITTLE | {"fedlap.rounds": 3}
-    whole = run_federation(tmp_path / "whole", sites(2), **settings)
-    half = interrupted(tmp_path / "half", settings, after=2)
-    resumed = run_federation(tmp_path / "half", sites(2), **settings, resume=str(half))
-    assert [entry["round"] for entry in metrics_of(resumed)["rounds"]] == [1, 2, 3]
-    # The sites continued from their stored images of round two: the result is bit-identical.
-    one, other = (load_file(folder / "model.safetensors") for folder in (whole, resumed))
-    assert all(bool((one[name] == other[name]).all()) for name in one)
 
 
 def test_a_lie_about_the_radius_does_not_stop_the_run(tmp_path: Path) -> None:

@@ -162,5 +162,5 @@ def test_a_site_may_send_less_and_is_pooled_with_whole_covariances(defence: str)
         learned = learn(order, run, "cpu")
         assert not learned.defended.suspects
         test = site_data(12, "t", 99)
-        right, tested = learned.head.accuracy(test.features, ("a", "b"), test.labels)
+        right, tested = learned.model.accuracy(test.features, ("a", "b"), test.labels)
         assert right / tested > 0.85

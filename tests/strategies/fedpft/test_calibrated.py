@@ -19,7 +19,7 @@ from fedsurrogate.common.privacy.shares import budget_shares
 from fedsurrogate.common.surrogates.class_sums import Sums, statistics
 from fedsurrogate.common.surrogates.covariances import LowRank
 from fedsurrogate.common.surrogates.surrogates import Header, SumsSurrogate
-from fedsurrogate.strategies.closed_form.solvers import Scores, slope_of
+from fedsurrogate.strategies.closed_form.solvers import slope_of
 from fedsurrogate.strategies.fedpft.private_head import learn_from_sums, of_classes, spread_of
 from fedsurrogate.strategies.pooling.class_means import Components
 
@@ -46,7 +46,7 @@ def test_exact_discriminants_of_any_scale_get_the_posterior_of_normal_classes(
     weight = scale * torch.linalg.solve(covariance, means.T).T
     between = torch.cdist(means, means) + torch.eye(classes)
     assume(float(between.min()) > 0.5)
-    scores = Scores(weight @ means.T, weight @ covariance @ weight.T)
+    scores = weight @ means.T, weight @ covariance @ weight.T
     slope = slope_of(scores, priors)
     assert slope == pytest.approx(1 / scale, rel=1e-6)
     x = torch.randn(20, d, generator=torch.Generator().manual_seed(seed + 1)).double()
@@ -67,9 +67,9 @@ def test_components_of_one_class_add_their_differences_to_the_spread() -> None:
         torch.tensor([0.5, 0.25, 0.25]).double(),
     )
     of_components = torch.tensor([[1.0, 0.0, 2.0], [0.0, 3.0, 5.0]]).double()
-    found = of_classes(Scores(of_components, torch.eye(2).double()), components)
-    assert found.means.tolist() == [[1.0, 1.0], [0.0, 4.0]]
-    assert found.spread.tolist() == [[1.5, 0.5], [0.5, 1.5]]
+    found = of_classes((of_components, torch.eye(2).double()), components)
+    assert found[0].tolist() == [[1.0, 1.0], [0.0, 4.0]]
+    assert found[1].tolist() == [[1.5, 0.5], [0.5, 1.5]]
 
 
 def test_the_larger_spread_counts_and_noise_varies_as_any_direction() -> None:

@@ -75,7 +75,7 @@ def sent(run: Run, features: Tensor, labels: Tensor, site: str = "1") -> AnySurr
 
 
 def head_of(surrogates: list[AnySurrogate], run: Run) -> Head:
-    head = learn(surrogates, run, "cpu", CLASSES).head
+    head = learn(surrogates, run, "cpu", CLASSES).model
     assert isinstance(head, Head)
     return head
 

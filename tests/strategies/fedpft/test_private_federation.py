@@ -12,7 +12,6 @@ from benchmarks.harness.site_data import SiteData, make_surrogate
 from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.surrogates import SumsSurrogate
-from fedsurrogate.common.wire.records import unpack_surrogate
 from fedsurrogate.server_app.refit import refit
 from tests.grid import (
     FAST,
@@ -27,19 +26,6 @@ from tests.grid import (
 )
 
 PRIVATE = FAST | {"epsilon": 4.0, "delta": 1e-5, "fedpft.covariance": "spherical"}
-
-
-def test_every_site_keeps_the_budget_and_the_model_works(tmp_path: Path) -> None:
-    folder = run_federation(tmp_path, sites(3), **PRIVATE)
-    metrics = metrics_of(folder)
-    assert metrics["accuracy"]["model"] > 0.8
-    privacy = metrics["privacy"]
-    assert (privacy["mechanism"], privacy["epsilon"], privacy["delta"]) == ("sums", 4.0, 1e-5)
-    assert privacy["per_site"].keys() == {"0", "1", "2"}
-    for payload in surrogates_of(folder).values():
-        surrogate = unpack_surrogate(payload)
-        assert isinstance(surrogate, SumsSurrogate)
-        assert surrogate.header.classes == tuple(map(str, range(10)))
 
 
 def test_payloads_tell_nothing_by_their_size(tmp_path: Path) -> None:
@@ -62,12 +48,6 @@ def test_the_same_seed_twice_gives_the_same_but_for_the_noise(tmp_path: Path) ->
                 assert not (getattr(first.sums, name) == getattr(second.sums, name)).any()
         else:
             assert not (first.mixtures.means == second.mixtures.means).any()  # type: ignore[union-attr]
-    plain = parse_run({})
-    first, second = (
-        make_surrogate(SiteData(features, labels, ("a", "b"), "f", "s"), plain).surrogate
-        for _ in range(2)
-    )
-    assert torch.equal(first.mixtures.means, second.mixtures.means)  # type: ignore[union-attr]
 
 
 def edited(edit: Callable[[pb.Surrogate], None]) -> Callable[[bytes], bytes]:

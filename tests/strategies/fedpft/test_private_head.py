@@ -271,11 +271,6 @@ def test_with_nothing_but_noise_there_is_nothing_to_learn() -> None:
     silent = replace(nobody, sums=replace(nobody.sums, counts=torch.zeros(3)))
     with pytest.raises(RunError, match="no class stands out"):
         learn_from_sums([silent], "spherical", 1)
-    with pytest.raises(RunError, match="no surrogate"):
-        learn_from_sums([], "spherical", 1)
-    other = replace(silent, header=replace(silent.header, classes=("a", "c", "b")))
-    with pytest.raises(RunError, match="have other classes"):
-        learn_from_sums([silent, other], "spherical", 1)
 
 
 @pytest.mark.parametrize(
@@ -296,7 +291,7 @@ def test_every_mechanism_learns_what_is_far_apart(settings: dict[str, object]) -
         )
         for i in range(2)
     ]
-    head = unpack_classifier(pack_classifier(learn(sent, run, "cpu").head))
+    head = unpack_classifier(pack_classifier(learn(sent, run, "cpu").model))
     assert head.clip == 0.0
     assert head.accuracy(features, CLASSES, labels)[0] > 5900
 
@@ -309,8 +304,8 @@ def test_the_second_moment_of_all_classes_is_not_that_of_some(family: str) -> No
     assert isinstance(cut, SumsSurrogate)
     assert cut.sums.squares is None
     assert cut.sums.sigmas.keys() == {"counts", "sums"}
-    expected = observed_within([cut], pool(by_site([cut])), "spherical", 1).covariance
-    assert observed_within([cut], pool(by_site([cut])), family, 1).covariance.variances.equal(
+    expected = observed_within([cut], pool(by_site([cut])), "spherical", 1)[0]
+    assert observed_within([cut], pool(by_site([cut])), family, 1)[0].variances.equal(
         expected.variances
     )
     whole = without_classes(sent, CLASSES)

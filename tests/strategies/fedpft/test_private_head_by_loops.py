@@ -204,7 +204,7 @@ def test_the_covariance_within_is_the_second_moment_less_means_and_noise(
     if width == D:
         between = sum(share * mean**2 for share, mean in zip(shares, means, strict=True))
         wanted = _diagonal(torch.from_numpy(second - between + excess), noise)
-        got = observed_within(surrogates, found, "diag", rank).covariance
+        got = observed_within(surrogates, found, "diag", rank)[0]
     else:
         between = sum(
             share * np.outer(mean, mean) for share, mean in zip(shares, means, strict=True)
@@ -214,8 +214,8 @@ def test_the_covariance_within_is_the_second_moment_less_means_and_noise(
             matrix[i, j] = matrix[j, i] = value / (1.0 if i == j else math.sqrt(2))
         exact = torch.from_numpy(matrix - between + excess * np.eye(D))
         wanted = _spiked(exact, noise, rank)
-        got = observed_within(surrogates, found, "lowrank", rank).covariance
-        full = observed_within(surrogates, found, "full", rank).covariance
+        got = observed_within(surrogates, found, "lowrank", rank)[0]
+        full = observed_within(surrogates, found, "full", rank)[0]
         np.testing.assert_allclose(dense_of(full), dense_of(_spiked(exact, noise, None)), atol=1e-5)
     np.testing.assert_allclose(dense_of(got), dense_of(wanted), rtol=1e-4, atol=1e-5)
     # Without a second moment, or with one variance: what the lengths of the means leave of one.
@@ -223,5 +223,5 @@ def test_the_covariance_within_is_the_second_moment_less_means_and_noise(
         share * (float(mean @ mean) - D * float(found.noise[c, c]))
         for c, (share, mean) in enumerate(zip(shares, means, strict=True))
     )
-    plain = observed_within(surrogates, found, "spherical", rank).covariance
+    plain = observed_within(surrogates, found, "spherical", rank)[0]
     assert plain.variances.tolist() == pytest.approx([max(1 - explained, 1e-3) / D] * D)

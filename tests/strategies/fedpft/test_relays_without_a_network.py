@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.strategies.base.identifications import Group
 from fedsurrogate.strategies.base.outcome import Site
 from fedsurrogate.strategies.fedpft import strategy as module
 from fedsurrogate.strategies.fedpft.strategy import FedPFTChain
@@ -79,11 +80,13 @@ def test_where_a_second_site_fails_or_none_is_left_the_last_sealed_relay_may_be_
 ) -> None:
     strategy, fault, asked = begun(**{"fedpft.seal": True}), SurrogateError("no relay"), list[Any]()
     strategy._failed, strategy._earlier = list(failed), (b"older", "s9", "k9", 1)
-    walk = SimpleNamespace(left=["s1", "s2"][:left], hop=4, skipped=["s5"])
-    way: Any = SimpleNamespace(walk=walk, group=SimpleNamespace(nodes={"s1": 1}), relay=b"old")
+    walk: Any = SimpleNamespace(left=["s1", "s2"][:left], hop=4, skipped=["s5"])
+    strategy._group, strategy._relay = Group(nodes={"s1": 1}), b"old"
     monkeypatch.setattr(strategy, "_answer", lambda *given: fault)
-    monkeypatch.setattr(strategy, "_without_last", lambda way, *given: asked.append(given) or fault)
-    strategy._hop(way, [])
-    assert asked == ([(fault, 4)] if failed or left == 1 else [])
+    monkeypatch.setattr(
+        strategy, "_without_last", lambda walk, *given: asked.append(given) or fault
+    )
+    strategy._hop(walk, [])
+    assert asked == ([(fault,)] if failed or left == 1 else [])
     assert (walk.skipped, strategy._failed) == (["s5", "s1"], [*failed, "s1"])
-    assert (strategy.outcome.sites[1].fate, way.relay) == ("rejected", b"old")
+    assert (strategy.outcome.sites[1].fate, strategy._relay) == ("rejected", b"old")

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.settings import HeadSettings
 from fedsurrogate.common.surrogates.covariances import Diagonal
@@ -212,8 +211,3 @@ def test_a_gpu_learns_what_the_processor_learns() -> None:
     )
     assert there.weight.device.type == "cpu"
     assert abs(accuracy(here, x, y) - accuracy(there, x, y)) < 0.01
-
-
-def test_nothing_to_learn_from_is_an_error() -> None:
-    with pytest.raises(RunError, match="no surrogate"):
-        learn([], QUICK, 0)

@@ -174,7 +174,7 @@ def test_every_patient_is_in_the_sample_at_the_rate_however_many_records() -> No
     found = Units.of(patients, 31)
     taken = torch.zeros(runs, 2)
     for run in range(runs):
-        rows = found.sample(rate).rows
+        rows = found.sample(rate)[0]
         assert int((rows < 30).sum()) in (0, 30)
         taken[run] = torch.tensor([float((rows < 30).any()), float((rows == 30).any())])
     spread = (rate * (1 - rate) / runs) ** 0.5

@@ -339,7 +339,7 @@ def test_a_round_is_descent_on_the_bound_batch_by_batch(
     """Linear maps, so that the loss is written out: reconstruction and divergence in nats."""
     config = run_loops(**{"dpcvae.optimiser": "sgd", "dpcvae.cosine": cosine, "dpcvae.beta": 0.7})
     asked = job(config, tmp_path, number)
-    made = trained(asked)
+    reply, _, _, files = trained(asked)
     shared = fresh_generator(config.settings, False, 2, D)
     shared.load_state_dict(asked.received_model().tensors)
     companion: Any = fresh_companion(config.settings, False, 2, D)
@@ -368,9 +368,9 @@ def test_a_round_is_descent_on_the_bound_batch_by_batch(
     before = asked.received_model().tensors
     for name, parameter in shared.named_parameters():
         moved = (parameter - before[name]).detach()
-        torch.testing.assert_close(made.reply.tensors[name], moved, rtol=1e-3, atol=1e-5)
-    assert (made.reply.round, made.reply.records, made.reply.claim) == (number, COUNT, None)
-    ((file, content),) = made.keep.items()
+        torch.testing.assert_close(reply.tensors[name], moved, rtol=1e-3, atol=1e-5)
+    assert (reply.round, reply.records, reply.claim) == (number, COUNT, None)
+    ((file, content),) = files.items()
     assert file == asked.state / f"kept-{number}.safetensors"
     kept = load(content)
     assert kept.pop(COUNTS).tolist() == [0, 0]
@@ -486,7 +486,7 @@ def test_a_sum_has_the_update_times_the_weight(
     tensors = {"x": torch.tensor([[1.0, 2.0]]), "b": torch.tensor([3.0])}
     reply = Parameters(Header("dpcvae", "r", "s", "f", NAMES), 3, tensors, 0, None)
     for sizes, weight in (([7.4, 2.2], 10.0), ([-3.0, 0.2], 1.0)):
-        made = training.Trained(reply, torch.tensor(sizes), {}, {Path("k"): b"x"})
+        made = (reply, torch.tensor(sizes), {}, {Path("k"): b"x"})
         monkeypatch.setattr(training, "trained", lambda job, made=made: made)
         sums = generator_sums(asked)
         assert sums.values["records"].tolist() == [weight]
@@ -510,8 +510,8 @@ def test_the_first_round_sends_noisy_sizes_and_sums_of_units(
     config = run_loops(**PRIVATE_LOOPS | {"dpcvae.first-round": first_round})
     patients = tuple(str(row // 2) for row in range(COUNT)) if units else None
     asked = job(config, tmp_path, 1, units=patients)
-    made = trained(asked)
-    claim = made.reply.claim
+    reply, made_sizes, facts, keep = trained(asked)
+    claim = reply.claim
     assert claim is not None
     x, y = (
         each.double().numpy() if at == 0 else each.numpy()
@@ -524,20 +524,16 @@ def test_the_first_round_sends_noisy_sizes_and_sums_of_units(
         exact[COUNTS][label] += weight
         exact[SUMS][label] += weight * own
     chosen = {COUNTS, SUMS} if first_round == "sums" else {COUNTS}
-    assert made.reply.tensors.keys() == chosen
+    assert reply.tensors.keys() == chosen
     for name in chosen:
         sigma, bound = claim.noise[name]
         assert bound == 1.0
-        np.testing.assert_allclose(
-            made.reply.tensors[name], exact[name] + sigma, rtol=1e-3, atol=1e-3
-        )
+        np.testing.assert_allclose(reply.tensors[name], exact[name] + sigma, rtol=1e-3, atol=1e-3)
         norm = float(np.linalg.norm(exact[name]))
         ratio = norm / (sigma * exact[name].size ** 0.5)
-        assert made.facts[f"signal-to-noise-{name}"] > 0
+        assert facts[f"signal-to-noise-{name}"] > 0
         assert ratio > 0
-    assert made.facts.keys() == {f"signal-to-noise-{name}" for name in chosen}
-    assert torch.equal(made.sizes, made.reply.tensors[COUNTS])
-    assert (made.reply.records, made.reply.round) == (0, 1)
-    assert (
-        load(made.keep[asked.state / "kept-1.safetensors"])[COUNTS].tolist() == made.sizes.tolist()
-    )
+    assert facts.keys() == {f"signal-to-noise-{name}" for name in chosen}
+    assert torch.equal(made_sizes, reply.tensors[COUNTS])
+    assert (reply.records, reply.round) == (0, 1)
+    assert load(keep[asked.state / "kept-1.safetensors"])[COUNTS].tolist() == made_sizes.tolist()

@@ -27,7 +27,6 @@ from fedsurrogate.client_app.methods.fedlap import approximation
 from fedsurrogate.client_app.methods.fedlap.approximation import (
     Matching,
     Search,
-    ServerWalk,
     approximate,
     effective_radius,
     synthesise,
@@ -179,12 +178,12 @@ def test_the_radius_equals_a_brute_force_search(seed: int) -> None:
     assert own.index(min(own)) > best + 4
     for every in (1, 3):
         search = Search(40, every)
-        server = ServerWalk(body, model, Descent(0.1, 40, 50.0), unchanged())
+        server = (body, model, Descent(0.1, 40, 50.0), unchanged())
         found = effective_radius(server, synthetic, true, search, torch.Generator())
         seen = range(every - 1, 40, every)
         nearest = min(seen, key=lambda step: losses[step])
         assert found == pytest.approx(distance(path[nearest], model), rel=1e-5)
-    server = ServerWalk(body, model, Descent(0.1, 40, 1e-3), unchanged())
+    server = (body, model, Descent(0.1, 40, 1e-3), unchanged())
     close = effective_radius(server, synthetic, true, Search(40, 1), torch.Generator())
     assert close <= 1e-3
 
@@ -217,7 +216,7 @@ def test_a_loss_that_still_falls_at_the_end_gives_the_trust_radius_or_the_distan
     for plain in (False, True):
         descent = Descent(0.01, 10, 7.0, plain)
         *_, (end, _) = walk(body, model, real(), descent, unchanged())
-        server = ServerWalk(body, model, descent, unchanged())
+        server = (body, model, descent, unchanged())
         found = effective_radius(server, real(), real(), Search(10, 3), torch.Generator())
         assert found == (pytest.approx(distance(end, model)) if plain else 7.0)
 
@@ -333,7 +332,7 @@ def test_a_tiny_sample_rate_takes_nobody_more_often_than_accounted_for() -> None
 def test_a_walk_that_stands_still_gives_the_trust_radius(rate: float) -> None:
     """It has covered no distance at which the loss could turn."""
     body, model = body_and_model()
-    server = ServerWalk(body, model, Descent(rate, 30, 2.5), unchanged())
+    server = (body, model, Descent(rate, 30, 2.5), unchanged())
     found = effective_radius(server, real(12), real(), Search(20), torch.Generator())
     assert found == 2.5
 
