@@ -156,8 +156,7 @@ def test_a_hospital_predicts_with_what_the_run_has_learned(
     assert (found["schema"], found["count"]) == (1, 60)
     for own in found["metric_values"].values():
         assert any(each["value"] is not None for each in own.values())
-    picture = "<svg" if kind == "labels" else "data:image/png"
-    assert picture in (page / "evaluation.html").read_text()
+    assert "<svg" in (page / "evaluation.html").read_text()
     own = site("adapt", "--data-dir", unseen, "--json", "--node-config", text(nodes[0]))
     assert own.code == 0, own.stderr
     adapted = json.loads(own.stdout)
