@@ -56,7 +56,7 @@ def wanted_report(model: SignedModel, own: HeldOut, found: Evaluation, rows: Any
     decided = found.calibration.decisions(chance, NAMES)
     judged = Judged(own.labels.numpy(), chance, decided, own.patients).take(rows)
     made = report(judged, NAMES, DRAWS, 5)
-    return json.loads(json.dumps(asdict(made) | {"confusion": made.confusion.tolist()}))
+    return json.loads(json.dumps(asdict(made)))
 
 
 def as_json(found: Any) -> Any:

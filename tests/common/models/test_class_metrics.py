@@ -100,7 +100,7 @@ def test_point_values_are_those_of_scikit_learn() -> None:
     found = judged()
     made = report(found, CLASSES, draws=50)
     truth, scores, decided = found.labels, found.probabilities, found.decisions
-    assert (made.confusion == sk.confusion_matrix(truth, decided)).all()
+    assert (np.array(made.confusion) == sk.confusion_matrix(truth, decided)).all()
     for k, row in enumerate(made.per_class):
         values = {key: metric.value for key, metric in row.metric_values.items()}
         tn, fp, fn, tp = sk.confusion_matrix(truth == k, decided == k).ravel()
