@@ -15,11 +15,12 @@ from fedsurrogate._arrays import Array, in_own_type, names_of
 from fedsurrogate._images import Images, are_features, backbone_of, computed
 from fedsurrogate._inputs import as_features, feature_names, shown, writing
 from fedsurrogate._targets import answers, is_of_target, predictions, score
+from fedsurrogate.client_app.model_use.held_out import check_backbone
 from fedsurrogate.common.backbones.backbone_names import check_columns, columns_in
 from fedsurrogate.common.backbones.backbones import Backbone
 from fedsurrogate.common.backbones.networks import options_of
-from fedsurrogate.common.backbones.power_transform import power_in, raised, with_power
-from fedsurrogate.common.errors import BackboneError, ConfigError, DataError
+from fedsurrogate.common.backbones.power_transform import power_in, raised
+from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.identity import check_one_truth, likely_one_warnings
 from fedsurrogate.common.models.classifiers import Classifier, scores_alone
 from fedsurrogate.common.signed_models.signed_model import SignedModel
@@ -234,18 +235,10 @@ class ImageModel(Model):
             return images
         self.manifest.check_of_images("this model in Python")
         if self._backbone is None:
-            run, (weights_path, device) = self.manifest.run_config(), self._place
-            own = run.settings
+            own, (weights_path, device) = self.manifest.run_config().settings, self._place
             options = options_of(own.features)
             loaded = backbone_of(own.backbone, weights_path, own.image_size, device, options)
-            wanted = self.manifest.fingerprint
-            found = loaded.fingerprint_at(self.manifest.dimension)
-            if (fingerprint := with_power(found, power_in(wanted))) != wanted:
-                raise BackboneError(
-                    f"the model is for a backbone with fingerprint {wanted[:16]}, but "
-                    f"{run.settings.backbone!r} here has {fingerprint[:16]}; give the file of its "
-                    "weights as weights_path"
-                )
+            check_backbone(self.signed, loaded)
             self._backbone = loaded
         # At 16 bits, as a site computes features.
         return computed(images, self._backbone).half().float()
