@@ -33,6 +33,7 @@ from fedsurrogate.server_app.deployment.submit import OnEvent
 from fedsurrogate.server_app.monitoring.watch import Progress
 from fedsurrogate.server_app.report.build import write_report
 from fedsurrogate.server_app.runs.scores import (
+    ACCURACY,
     AUROC,
     BALANCED,
     MAJORITY,
@@ -78,13 +79,7 @@ class Result:
         Raises:
             RunError: for a run in which nothing measured it.
         """
-        if (accuracy := self.metrics["accuracy"].get("model")) is None:
-            raise RunError(
-                f"the run in '{self.folder}' did not measure the accuracy on all test records; see "
-                "metrics['accuracy'], which has what the sites measured, and metrics for another "
-                "target than classes"
-            )
-        return float(accuracy)
+        return self._score(ACCURACY)
 
     @property
     def auroc(self) -> float:
@@ -176,7 +171,8 @@ class Result:
         if (value := scores_of(self.metrics).get(name)) is None:
             raise RunError(
                 f"{SCORES[name]} of the run in '{self.folder}' is undefined for its test records, or "
-                "was not measured; see metrics['quality'], and metrics for another target than classes"
+                "was not measured on all of them; see metrics['accuracy'], which has what the sites "
+                "measured, metrics['quality'], and metrics for another target than classes"
             )
         return value
 

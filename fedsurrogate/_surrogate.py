@@ -154,14 +154,19 @@ def fit(
     if bags is not None:
         settings = settings | {"features__bag": "mean"}
     named = with_target_columns(settings, [(features, labels)], alone=True)
-    config = _inputs.config_of(method, sent_at_once(named))
+    config = parse_run(_inputs.flat_settings(method, sent_at_once(named)))
     if not config.plan.answers_files:
         raise ConfigError(f"method = {method!r} does not send everything at once; use simulate")
     if config.settings.noise_seed:
         raise ConfigError(
             "noise_seed repeats the noise of a simulation; use simulate, or leave it out"
         )
-    _inputs.check_budget(config.settings.epsilon, classes or config.settings.classes or None)
+    epsilon = config.settings.epsilon
+    if epsilon and not (classes or config.settings.classes):
+        raise ConfigError(
+            f"epsilon = {epsilon:g} without classes: the list of a site's classes would show which "
+            "ones it has; name all classes of the run, such as classes=range(10)"
+        )
     values: Mapping[str, Any] = {}
     if config.target is None:
         x, y, names, values = _inputs.labelled(features, labels, classes)
@@ -179,7 +184,7 @@ def fit(
     columned = with_columns(f"features-{x.shape[1]}", _inputs.feature_names(features))
     fingerprint = with_power(columned, config.power)
     records = SiteFeatures(train, empty, names, fingerprint, 0.0, simulated=False)
-    for warning in budget_warnings(config.settings.epsilon, config.settings.delta, len(x)):
+    for warning in budget_warnings(epsilon, config.settings.delta, len(x)):
         warnings.warn(warning, stacklevel=3)
     centre = read_centre(config.settings.fedpft.public, config.power)
     job = Job(config, NodeConfig(site=site), site, records, payload=pack_public_mean(centre))
@@ -377,7 +382,7 @@ def _loaded(path: str | Path, settings: dict[str, Any]) -> Surrogate | Model:
         raise SurrogateError(
             f"'{path}' cannot be read ({error.strerror}); give a .pb or .safetensors file"
         ) from error
-    run = _inputs.config_of(settings.get("method", "fedpft"), settings)
+    run = parse_run(_inputs.flat_settings(settings.get("method", "fedpft"), settings))
     try:
         return _surrogate(payload, run)
     except SurrogateError as error:
