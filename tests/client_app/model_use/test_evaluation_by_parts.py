@@ -5,6 +5,7 @@ and what is written of it.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from itertools import pairwise
@@ -240,6 +241,9 @@ def test_an_evaluation_is_written_as_values_and_as_a_page(
     assert json.loads(text.read_text()) == as_json(facts)
     assert text.read_text() == json.dumps(json.loads(text.read_text()), indent=2) + "\n"
     assert page.read_text() == found.page
+    assert not re.search(r"(src|href)=[\"']?https?:|<script|@import", found.page)
+    assert found.page.count("<svg") == 3
+    assert "stays at this site" in found.page
     accuracy = facts["report"]["averages"]["accuracy"]["value"]
     assert f"accuracy {100 * accuracy:.1f} %" in page.read_text()
 

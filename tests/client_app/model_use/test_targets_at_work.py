@@ -169,12 +169,3 @@ def test_a_run_learns_no_column_that_a_hospital_does_not_list(tmp_path: Path) ->
     nodes = hospitals(tmp_path, **{"target-columns": "ink,even"})
     with pytest.raises(RunError, match="cannot work with these settings"):
         run_federation(tmp_path, InProcessGrid(nodes), **FAST | RUN | KINDS["labels"])
-
-
-def test_the_measures_of_each_site_are_in_the_run(tmp_path: Path) -> None:
-    nodes = hospitals(tmp_path)
-    folder = run_federation(tmp_path, InProcessGrid(nodes), **FAST | RUN | KINDS["number"])
-    metric_values = metrics_of(folder)["metric_values"]
-    assert set(metric_values["per_site"]) == {"clinic-0", "clinic-1", "clinic-2"}
-    assert metric_values["all"]["ink"]["r2"] > 0.8
-    assert "accuracy" not in {key for e in events_of(folder) for key in e}
