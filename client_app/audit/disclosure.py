@@ -23,7 +23,6 @@ from fedsurrogate.common.methods.method import Field
 from fedsurrogate.common.pages.svg import page_head, render_page, trusted
 from fedsurrogate.common.privacy.mechanism import NOT_COVERED
 from fedsurrogate.common.run import Run, parse_run
-from fedsurrogate.common.settings import Bag
 
 from ..audit.output import TEMPLATES, check_attacks
 from ..features.site_features import site_name
@@ -53,11 +52,18 @@ def check_run(run: Run, node: NodeConfig) -> Part:
         FedSurrogateError: of one round, if no release can be made.
     """
     gate = open_gate(node, run.settings.data, CHECK)
-    facts, refusal = _made(run, node, gate) if run.plan.releases_once else _planned(run, node, gate)
-    return facts | {"may_leave": not refusal, "refusal": refusal or None}
+    made = _made if run.plan.releases_once else _planned
+    facts, refusal, found = made(run, node, gate)
+    return facts | {
+        "epsilon_before": found.spent,
+        "epsilon_total": found.total,
+        "runs_left": found.runs_left,
+        "may_leave": not refusal,
+        "refusal": refusal or None,
+    }
 
 
-def _made(run: Run, node: NodeConfig, gate: Gate) -> tuple[Part, str]:
+def _made(run: Run, node: NodeConfig, gate: Gate) -> tuple[Part, str, Verdict]:
     request = SiteRequest(
         run, node, site_name(node, 0), flower_run=CHECK, info={"lineage": "check"}
     )
@@ -81,7 +87,7 @@ def _made(run: Run, node: NodeConfig, gate: Gate) -> tuple[Part, str]:
         "left_out": [each.why for each in prepared.found.report.left_out],
         "warnings": [*prepared.found.report.warnings, *found.warnings],
         "failure": prepared.failure.text or None,
-    } | _budget(found)
+    }
     refusal = ""
     if failure := prepared.failure.text:
         refusal = f"THE RECORDS CANNOT BE USED, and pure noise would leave instead: {failure}"
@@ -90,10 +96,10 @@ def _made(run: Run, node: NodeConfig, gate: Gate) -> tuple[Part, str]:
         check_attacks(run, node, gate.policy)
     except FedSurrogateError as error:
         refusal = f"{refusal}; {error}" if refusal else str(error)
-    return facts, refusal
+    return facts, refusal, found
 
 
-def _planned(run: Run, node: NodeConfig, gate: Gate) -> tuple[Part, str]:
+def _planned(run: Run, node: NodeConfig, gate: Gate) -> tuple[Part, str, Verdict]:
     """Of a run in rounds: what its settings say. Its releases depend on models that are not there."""
     found, own = verdict(run, gate, node), run.settings
     claim = run.mechanism_for("patient" if node.protects == "patient" else "record")
@@ -113,16 +119,8 @@ def _planned(run: Run, node: NodeConfig, gate: Gate) -> tuple[Part, str]:
         "bytes": cost.up if cost else None,
         "bytes_received": cost.down if cost else None,
         "warnings": list(found.warnings),
-    } | _budget(found)
-    return facts, found.refusal
-
-
-def _budget(found: Verdict) -> Part:
-    return {
-        "epsilon_before": found.spent,
-        "epsilon_total": found.total,
-        "runs_left": found.runs_left,
     }
+    return facts, found.refusal, found
 
 
 PARTS = {
@@ -199,6 +197,8 @@ def sheet(run: Run, node: NodeConfig, made: Part, audit: ReleaseAudit) -> Part:
         else "this site's release by itself"
     )
     key = coordinator_key(node).hex() if node.coordinator_key else ""
+    bag = settings.features.bag
+    pooled = "" if bag == "none" else f"; a record is a bag, the {bag} of its images' features"
     return {
         "schema": 1,
         "run": run.digest,
@@ -218,7 +218,15 @@ def sheet(run: Run, node: NodeConfig, made: Part, audit: ReleaseAudit) -> Part:
             "others who may read it": "the coordinator's network and whoever it forwards the release "
             "or the learned model to",
         },
-        "data": _data(node.data or settings.data, settings.backbone, made, settings.features.bag),
+        "data": {
+            "kind": node.data or settings.data,
+            "records used": made["records"],
+            "classes": made["classes"],
+            "left out": made["left_out"],
+            "warnings": made["warnings"],
+            "unit that the claim protects": made["unit"] or "none",
+            "what the records become first": f"features of the backbone {settings.backbone!r}{pooled}",
+        },
         "settings": {
             "the coordinator sees": alone,
             "sealed for other sites": settings.fedpft.seal,
@@ -230,33 +238,9 @@ def sheet(run: Run, node: NodeConfig, made: Part, audit: ReleaseAudit) -> Part:
 
 def _changed(run: Run) -> Part:
     """Settings that are not the defaults, without the names of this machine's folders."""
-    chosen, usual = (
-        json.loads(each.settings.model_dump_json(by_alias=True))
-        for each in (run, parse_run({"method": run.settings.method}))
-    )
-    changed = {
-        key: value for key, value in chosen.items() if value != usual[key] and key not in PLACES
-    }
-    return {key: _inner(value, usual[key]) for key, value in changed.items()}
-
-
-def _inner(value: Any, usual: Any) -> Any:
-    if not isinstance(value, dict):
-        return value
-    return {key: inner for key, inner in value.items() if inner != usual[key]}
-
-
-def _data(kind: str, backbone: str, facts: Part, bag: Bag) -> Part:
-    pooled = "" if bag == "none" else f"; a record is a bag, the {bag} of its images' features"
-    return {
-        "kind": kind,
-        "records used": facts["records"],
-        "classes": facts["classes"],
-        "left out": facts["left_out"],
-        "warnings": facts["warnings"],
-        "unit that the claim protects": facts["unit"] or "none",
-        "what the records become first": f"features of the backbone {backbone!r}{pooled}",
-    }
+    usual = parse_run({"method": run.settings.method}).settings.flat()
+    chosen = run.settings.flat().items()
+    return {key: value for key, value in chosen if value != usual[key] and key not in PLACES}
 
 
 # Limits of the policy that a sheet shows.
