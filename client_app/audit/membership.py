@@ -385,7 +385,7 @@ def answers(trials: Trials, share: float = 0.2) -> Guesses:
     return guess(ratios, tosses, max(2, round(share * len(ratios))))
 
 
-def success(ratios: Matrix, members: Mask, seed: int = 0) -> AttackResult:
+def success(ratios: Matrix, members: Mask) -> AttackResult:
     """How well scores separate members from others.
 
     The intervals draw records, and pairs of complementary releases, with replacement: records of a
@@ -394,7 +394,6 @@ def success(ratios: Matrix, members: Mask, seed: int = 0) -> AttackResult:
     Args:
         ratios: scores (K, n).
         members: (K, n), whether a release was made with a record.
-        seed: of the intervals.
     """
     from sklearn.metrics import roc_auc_score
 
@@ -403,8 +402,7 @@ def success(ratios: Matrix, members: Mask, seed: int = 0) -> AttackResult:
     truth, scores = members[: k * pairs].ravel(), ratios[: k * pairs].ravel()
     # How often each pair, and each record, is drawn.
     times, records = (
-        bootstrap_weights(most, None, RESAMPLES, seed + at)
-        for at, most in enumerate((pairs, count))
+        bootstrap_weights(most, None, RESAMPLES, seed) for seed, most in enumerate((pairs, count))
     )
     areas = [
         ranking_samples(truth, scores, np.outer(np.repeat(each, k), own).reshape(1, -1))[0].item()
@@ -449,7 +447,7 @@ def _sides(scores: Matrix, members: Mask) -> tuple[Matrix, Matrix]:
     return inside, outside
 
 
-def rmia(trials: Trials, gamma: float = GAMMA) -> Matrix:
+def rmia(trials: Trials) -> Matrix:
     """The attack on heads that needs few reference models: the share of other records that a record
     beats in the ratio of the probability of its own class to the usual.
 
@@ -458,8 +456,6 @@ def rmia(trials: Trials, gamma: float = GAMMA) -> Matrix:
 
     Args:
         trials: their scores are log-odds of the right class.
-        gamma: a record counts as more likely a member than another one if its ratio is so many
-            times larger.
 
     Returns:
         Scores (K, n) in [0, 1].
@@ -474,7 +470,7 @@ def rmia(trials: Trials, gamma: float = GAMMA) -> Matrix:
         rest = pairs != pair
         usual = np.maximum(sum(_sides(probabilities[rest], trials.members[rest])) / 2, SMALLEST)
         ratio = own / usual
-        beaten = np.searchsorted(np.sort(ratio), ratio / gamma, side="right") / max(1, len(ratio))
+        beaten = np.searchsorted(np.sort(ratio), ratio / GAMMA, side="right") / max(1, len(ratio))
         # The share is a step function of the ratio; the ratio itself decides between equal shares.
         scores.append(beaten * (1 - 1e-6) + 1e-6 * ratio / (1 + ratio))
     return np.stack(scores)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -473,8 +473,3 @@ def labels_like(shares: Sequence[float], count: int) -> Tensor:
     return torch.arange(len(shares)).repeat_interleave(
         torch.diff(ends, prepend=torch.zeros(1, dtype=torch.int64))
     )
-
-
-def load_into(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Copy parameters and buffers into a module."""
-    module.load_state_dict({name: tensor.clone() for name, tensor in tensors.items()})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -42,7 +43,8 @@ def site(patch: pytest.MonkeyPatch, units: int = COUNT) -> None:
     train = LabelledFeatures(x, torch.arange(COUNT) % 2, owners, torch.arange(COUNT) + 100)
     own = SiteFeatures(train, train, ("a", "b"), "f", 0.0, simulated=False)
     patch.setattr(release_audit, "load_site", lambda *_: own)
-    patch.setattr(release_audit, "_places", lambda run, node, rows: [f"file {row}" for row in rows])
+    places = SimpleNamespace(dataset=SimpleNamespace(where=lambda row: f"file {row}"))
+    patch.setattr(release_audit, "share", lambda *_: places)
 
 
 @pytest.mark.parametrize("private", [False, True])
