@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from fedsurrogate._arrays import Labels, names_of
-from fedsurrogate._inputs import as_features, feature_names, shown
+from fedsurrogate._arrays import Labels, names_of, shown
+from fedsurrogate._inputs import as_features, feature_names
 from fedsurrogate._targets import values_of
 from fedsurrogate.client_app.datasets.dicom_files import is_dicom_file, open_single
 from fedsurrogate.client_app.datasets.images import as_rgb, open_rgb

@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from fedsurrogate._arrays import Array, columns_of, names_of, numbers_of
+from fedsurrogate._arrays import Array, columns_of, names_of, numbers_of, shown
 from fedsurrogate.common.backbones.backbone_names import in_column_order
 from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.identity import normal
@@ -148,13 +148,6 @@ def check(name: str, value: object) -> None:
         fits, words = KINDS[name]
         if not fits(value):
             raise ConfigError(f"{name} = {shown(value)}: must be {words}")
-
-
-def shown(value: object) -> str:
-    """A wrong value for an error, on one line."""
-    if value is None or isinstance(value, str | bool | Real):
-        return short(value)
-    return f"an object of type {type(value).__name__}"
 
 
 def suggestion(name: str, known: Sequence[str] | set[str]) -> str:

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsurrogate._arrays import Array, in_own_type, names_of
+from fedsurrogate._arrays import Array, in_own_type, names_of, shown
 from fedsurrogate._images import Images, Parts, are_features, backbone_of, computed, of_backbone
-from fedsurrogate._inputs import as_features, feature_names, shown, writing
+from fedsurrogate._inputs import as_features, feature_names, writing
 from fedsurrogate._targets import table_of
 from fedsurrogate.client_app.model_use.held_out import check_backbone
 from fedsurrogate.common.backbones.backbone_names import check_columns, columns_in

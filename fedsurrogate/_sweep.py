@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import nn
 
-from fedsurrogate._arrays import data_frame
+from fedsurrogate._arrays import data_frame, shown
 from fedsurrogate._images import Images
-from fedsurrogate._inputs import check, flat_settings, is_whole, shown, writing
+from fedsurrogate._inputs import check, flat_settings, is_whole, writing
 from fedsurrogate._simulation import OF_BACKBONE, STATED, Pair, Simulation, check_sites, gather
 from fedsurrogate._targets import with_target_columns
 from fedsurrogate.common.errors import ConfigError

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -421,7 +422,10 @@ def _of_classes(
         gaussians = own
     if gaussians is None:
         rows = torch.from_numpy(judged_rows if wish.abstain else np.ones_like(judged_rows))
-        gaussians = _fitted(classifier, held, rows)
+        # Of records that calibrate nothing; without two of a class there are none.
+        with suppress(ValueError):
+            x = classifier.prepare(held.features[rows]).float()
+            gaussians = fit_gaussians(x, held.labels[rows])
     distances = {}
     if gaussians is not None:
         found = (each.numpy() for each in gaussians.scores(held.features, classifier))
@@ -473,14 +477,6 @@ def _by_group(
             if count >= FEWEST:
                 reports[column][kind] = asdict(report(part, classes, wish.draws, wish.seed))
     return reports
-
-
-def _fitted(classifier: Classifier, held: HeldOut, rows: torch.Tensor) -> Gaussians | None:
-    """Gaussians of these records, which calibrate nothing."""
-    try:
-        return fit_gaussians(classifier.prepare(held.features[rows]).float(), held.labels[rows])
-    except ValueError:
-        return None
 
 
 def _abstaining(
