@@ -278,7 +278,6 @@ def gather(
         )
     if backbone is not None:
         flat["backbone"] = OWN_BACKBONE if _images.is_own(backbone) else str(backbone)
-    check_sites(sites)
     if isinstance(sites, int) and (data is None or isinstance(data, str)):
         if test is not None:
             raise ConfigError(

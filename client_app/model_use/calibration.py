@@ -188,7 +188,7 @@ def threshold_for(
         specificity: the wished one, in (0, 1].
 
     Raises:
-        ConfigError: for a wish outside (0, 1], or without a record that it is about.
+        ConfigError: without a record that the wish is about.
 
     Example:
         >>> chances, truth = np.array([0.9, 0.6, 0.4, 0.1]), np.array([True, False, True, False])
@@ -200,8 +200,6 @@ def threshold_for(
     name, wish, own = "specificity", specificity, probability[~positive]
     if sensitivity:
         name, wish, own = "sensitivity", sensitivity, probability[positive]
-    if not 0 < wish <= 1:
-        raise ConfigError(f"{name} = {wish:g}: must be above 0 and at most 1")
     if not len(own):
         raise ConfigError(
             f"no record of the {'positive' if sensitivity else 'negative'} class, so no threshold "
