@@ -480,8 +480,8 @@ def _of_module(own: OwnModule, image_size: int) -> Parts:
             ) from error
         finally:
             module.train(training)
-        shape = tuple(output.shape) if isinstance(output, Tensor) else ()
-        if len(shape) != 2 or len(output) != len(batch):
+        if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != len(batch):
+            shape = tuple(getattr(output, "shape", ()))
             what = f"shape {shape}" if shape else type(output).__name__
             raise DataError(
                 f"the module returns {what} for {len(batch)} records; it must be (n, d)"

@@ -143,7 +143,7 @@ def held_out(model: SignedModel, node: NodeConfig, source: Source, part: Part = 
     run, own = source.simulated or model.manifest.run_config(), source.simulated is None
     if source.folder:
         where = "a labelled folder, from which the run must not have learned"
-        kind = source.kind or (node.data if node.data not in ("", "digits") else "imagefolder")
+        kind = source.kind or ("" if node.data == "digits" else node.data) or "imagefolder"
         column = bag_column_of(model, source.bag_column, node)
         wanted = DataSource(
             kind,

@@ -179,7 +179,7 @@ def target_facts(
             answers_of(target, outputs, scores),
         )
     )
-    values, own = held.values.numpy(), {"patients": held.patients, "draws": draws}
+    values, own = held.values.numpy(), dict[str, Any](patients=held.patients, draws=draws)
     true = dict(zip(facts["columns"], values.T, strict=True))
     metric_values: MetricValues = {}
     pictures: Pictures = []

@@ -106,6 +106,9 @@ def test_python_and_the_command_give_a_signed_model_the_same_probabilities(
             rows = list(csv.DictReader(stream))
         found = [[float(row[f"p_{name}"]) for name in made.manifest.classes] for row in rows]
         assert np.abs(loaded.predict_proba(files) - found).max() < 5e-6
+        pixels = torch.stack([torch.from_numpy(np.array(Image.open(each))) for each in files])
+        at_16_bits = (pixels.flatten(1).float() / 255).half().float()
+        assert (loaded.predict_proba(files) == loaded.predict_proba(at_16_bits)).all()
         sent = loaded.classifier.arrays()
         for name, tensor in unpack_classifier(pack_classifier(classifier)).arrays().items():
             assert torch.equal(sent[name], tensor), name
