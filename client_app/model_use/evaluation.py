@@ -368,7 +368,7 @@ def evaluate(
     Raises:
         ConfigError: for a wish or a calibration that does not fit.
         DataError: for too few records, or records without values of the target.
-        PackageError: without a library that computes a metric, or matplotlib.
+        PackageError: without a library that computes a metric.
     """
     classifier = own or model.classifier
     content: Facts = {

@@ -120,7 +120,7 @@ def page_of_target(content: Mapping[str, Any], pictures: Pictures) -> str:
         "score": score[:1].upper() + score[1:],
         "rows": rows,
         "columns": {key: IN_WORDS.get(key, key.replace("_", " ")) for key in keys},
-        "pictures": [(title, trusted(picture)) for title, picture in pictures],
+        "pictures": [(title, trusted(picture)) for title, picture in pictures if picture],
         "undrawn": undrawn(),
     }
     return render_page(PAGE, values).lstrip()
@@ -166,7 +166,7 @@ def target_facts(
 
     Raises:
         DataError: for records without values.
-        PackageError: without a library that computes a metric, or matplotlib.
+        PackageError: without a library that computes a metric.
     """
     if held.values is None:
         raise DataError("the held-out records have no values of the model's target")
