@@ -191,6 +191,7 @@ def sheet(run: Run, node: NodeConfig, made: Part, audit: ReleaseAudit) -> Part:
     """
     method, settings, policy = run.method, run.settings, policy_of(node)
     limits = policy.model_dump(mode="json")
+    usual = parse_run({"method": method.name}).settings.flat()
     alone = (
         "the sum of all sites only"
         if settings.secure_aggregation
@@ -209,7 +210,11 @@ def sheet(run: Run, node: NodeConfig, made: Part, audit: ReleaseAudit) -> Part:
             "title": method.title,
             "source": method.paper,
             "purpose": "to be filled in by hand",
-            "settings that differ from the defaults": _changed(run),
+            "settings that differ from the defaults": {
+                key: value
+                for key, value in settings.flat().items()
+                if value != usual[key] and key not in PLACES
+            },
         },
         "people": {
             "receives it": "the coordinator whose requests this site answers",
@@ -234,13 +239,6 @@ def sheet(run: Run, node: NodeConfig, made: Part, audit: ReleaseAudit) -> Part:
         | {f"policy: {name.replace('_', '-')}": limits[name] for name in LIMITS},
         "outputs": _outputs(run.plan.messages.sends, node, made, audit),
     }
-
-
-def _changed(run: Run) -> Part:
-    """Settings that are not the defaults, without the names of this machine's folders."""
-    usual = parse_run({"method": run.settings.method}).settings.flat()
-    chosen = run.settings.flat().items()
-    return {key: value for key, value in chosen if value != usual[key] and key not in PLACES}
 
 
 # Limits of the policy that a sheet shows.

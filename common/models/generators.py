@@ -70,7 +70,12 @@ class Encoder(nn.Module):
 
 
 class _OfClasses(nn.Module):
-    """What both kinds of generators have: statistics of the classes, and the dimension of z."""
+    """What both kinds of generators have: statistics of the classes, and the dimension of z.
+
+    Attributes:
+        means: of the classes, (C, d).
+        counts: sizes of the classes, (C,).
+    """
 
     means: Tensor
     counts: Tensor
@@ -99,10 +104,6 @@ class Decoder(_OfClasses):
         dimension: of the embeddings, d.
         learned_variance: whether the variance of every dimension is learned.
         class_prior: whether the prior of z is learned for every class.
-
-    Attributes:
-        means: of the classes, (C, d).
-        counts: sizes of the classes, (C,).
     """
 
     def __init__(
@@ -200,10 +201,6 @@ class GanGenerator(_OfClasses):
         latent: dimension of z.
         classes: C.
         dimension: of the embeddings, d.
-
-    Attributes:
-        means: of the classes, (C, d).
-        counts: sizes of the classes, (C,).
     """
 
     def __init__(self, latent: int, classes: int, dimension: int) -> None:
