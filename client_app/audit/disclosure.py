@@ -52,18 +52,11 @@ def check_run(run: Run, node: NodeConfig) -> Part:
         FedSurrogateError: of one round, if no release can be made.
     """
     gate = open_gate(node, run.settings.data, CHECK)
-    made = _made if run.plan.releases_once else _planned
-    facts, refusal, found = made(run, node, gate)
-    return facts | {
-        "epsilon_before": found.spent,
-        "epsilon_total": found.total,
-        "runs_left": found.runs_left,
-        "may_leave": not refusal,
-        "refusal": refusal or None,
-    }
+    facts, refusal = _made(run, node, gate) if run.plan.releases_once else _planned(run, node, gate)
+    return facts | {"may_leave": not refusal, "refusal": refusal or None}
 
 
-def _made(run: Run, node: NodeConfig, gate: Gate) -> tuple[Part, str, Verdict]:
+def _made(run: Run, node: NodeConfig, gate: Gate) -> tuple[Part, str]:
     request = SiteRequest(
         run, node, site_name(node, 0), flower_run=CHECK, info={"lineage": "check"}
     )
@@ -87,7 +80,7 @@ def _made(run: Run, node: NodeConfig, gate: Gate) -> tuple[Part, str, Verdict]:
         "left_out": [each.why for each in prepared.found.report.left_out],
         "warnings": [*prepared.found.report.warnings, *found.warnings],
         "failure": prepared.failure.text or None,
-    }
+    } | _budget(found)
     refusal = ""
     if failure := prepared.failure.text:
         refusal = f"THE RECORDS CANNOT BE USED, and pure noise would leave instead: {failure}"
@@ -96,10 +89,10 @@ def _made(run: Run, node: NodeConfig, gate: Gate) -> tuple[Part, str, Verdict]:
         check_attacks(run, node, gate.policy)
     except FedSurrogateError as error:
         refusal = f"{refusal}; {error}" if refusal else str(error)
-    return facts, refusal, found
+    return facts, refusal
 
 
-def _planned(run: Run, node: NodeConfig, gate: Gate) -> tuple[Part, str, Verdict]:
+def _planned(run: Run, node: NodeConfig, gate: Gate) -> tuple[Part, str]:
     """Of a run in rounds: what its settings say. Its releases depend on models that are not there."""
     found, own = verdict(run, gate, node), run.settings
     claim = run.mechanism_for("patient" if node.protects == "patient" else "record")
@@ -119,8 +112,13 @@ def _planned(run: Run, node: NodeConfig, gate: Gate) -> tuple[Part, str, Verdict
         "bytes": cost.up if cost else None,
         "bytes_received": cost.down if cost else None,
         "warnings": list(found.warnings),
-    }
-    return facts, found.refusal, found
+    } | _budget(found)
+    return facts, found.refusal
+
+
+def _budget(found: Verdict) -> Part:
+    own = {"epsilon_before": found.spent, "epsilon_total": found.total}
+    return own | {"runs_left": found.runs_left}
 
 
 PARTS = {
