@@ -57,8 +57,6 @@ def test_pyproject_publishes_every_key_with_its_default() -> None:
     }
 
 
-
-
 def test_the_published_configuration_is_valid_and_the_default() -> None:
     assert parse_run(published()) == Run.resolve(Settings()) == parse_run({})
 
@@ -254,5 +252,3 @@ def test_device_is_one_this_machine_has() -> None:
     missing = f"cuda:{torch.cuda.device_count()}"
     with pytest.raises(ConfigError, match=f"device = '{missing}'"):
         pick_device(missing)
-
-
