@@ -18,7 +18,6 @@ OWN: dict[str, tuple[str, ...]] = {
         "client_app/methods/evaluation.py:_as_json",
         "strategies/base/training.py:Training.begin",
         "strategies/base/training.py:_fresh",
-        "client_app/audit/disclosure.py:_changed",
         "client_app/cli/check.py:_attack",
         "client_app/governance/policy.py:policy_in_force",
         "client_app/governance/policy.py:_digest_in_force",

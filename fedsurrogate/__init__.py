@@ -33,77 +33,51 @@ from typing import TYPE_CHECKING, Any
 if not Path(__file__).with_name("common").is_dir():
     __path__.append(str(Path(__file__).parents[1]))
 
+# By name for tools that read types; at run time a public name is imported when it is first used.
 if TYPE_CHECKING:
-    from fedsurrogate._estimators import FederatedClassifier, FederatedRegressor, FederatedSurvival
-    from fedsurrogate._images import features, labelled_features, register_backbone
-    from fedsurrogate._model import ImageModel, Model
-    from fedsurrogate._simulation import MethodTable, Result, methods, simulate
-    from fedsurrogate._surrogate import (
-        Surrogate,
-        epsilon,
-        fit,
-        learn,
-        load,
-        noise_multiplier,
-        noisy,
-    )
-    from fedsurrogate._sweep import Sweep, sweep
-    from fedsurrogate.common.errors import (
-        BackboneError,
-        ConfigError,
-        DataError,
-        FedSurrogateError,
-        PackageError,
-        RunError,
-        SealError,
-        SurrogateError,
-    )
+    from fedsurrogate._estimators import FederatedClassifier as FederatedClassifier
+    from fedsurrogate._estimators import FederatedRegressor as FederatedRegressor
+    from fedsurrogate._estimators import FederatedSurvival as FederatedSurvival
+    from fedsurrogate._images import features as features
+    from fedsurrogate._images import labelled_features as labelled_features
+    from fedsurrogate._images import register_backbone as register_backbone
+    from fedsurrogate._model import ImageModel as ImageModel
+    from fedsurrogate._model import Model as Model
+    from fedsurrogate._simulation import MethodTable as MethodTable
+    from fedsurrogate._simulation import Result as Result
+    from fedsurrogate._simulation import methods as methods
+    from fedsurrogate._simulation import simulate as simulate
+    from fedsurrogate._surrogate import Surrogate as Surrogate
+    from fedsurrogate._surrogate import epsilon as epsilon
+    from fedsurrogate._surrogate import fit as fit
+    from fedsurrogate._surrogate import learn as learn
+    from fedsurrogate._surrogate import load as load
+    from fedsurrogate._surrogate import noise_multiplier as noise_multiplier
+    from fedsurrogate._surrogate import noisy as noisy
+    from fedsurrogate._sweep import Sweep as Sweep
+    from fedsurrogate._sweep import sweep as sweep
+    from fedsurrogate.common.errors import BackboneError as BackboneError
+    from fedsurrogate.common.errors import ConfigError as ConfigError
+    from fedsurrogate.common.errors import DataError as DataError
+    from fedsurrogate.common.errors import FedSurrogateError as FedSurrogateError
+    from fedsurrogate.common.errors import PackageError as PackageError
+    from fedsurrogate.common.errors import RunError as RunError
+    from fedsurrogate.common.errors import SealError as SealError
+    from fedsurrogate.common.errors import SurrogateError as SurrogateError
 
     __version__: str
 
 _MODULES = {
-    "_estimators": ("FederatedClassifier", "FederatedRegressor", "FederatedSurvival"),
-    "_images": ("features", "labelled_features", "register_backbone"),
-    "_model": ("ImageModel", "Model"),
-    "_simulation": ("MethodTable", "Result", "methods", "simulate"),
-    "_surrogate": ("Surrogate", "epsilon", "fit", "learn", "load", "noise_multiplier", "noisy"),
-    "_sweep": ("Sweep", "sweep"),
+    "_estimators": "FederatedClassifier FederatedRegressor FederatedSurvival",
+    "_images": "features labelled_features register_backbone",
+    "_model": "ImageModel Model",
+    "_simulation": "MethodTable Result methods simulate",
+    "_surrogate": "Surrogate epsilon fit learn load noise_multiplier noisy",
+    "_sweep": "Sweep sweep",
+    "common.errors": "BackboneError ConfigError DataError FedSurrogateError PackageError RunError SealError SurrogateError",
 }
-# All others are errors.
-_HOMES = {name: module for module, names in _MODULES.items() for name in names}
-
-__all__ = [
-    "BackboneError",
-    "ConfigError",
-    "DataError",
-    "FedSurrogateError",
-    "FederatedClassifier",
-    "FederatedRegressor",
-    "FederatedSurvival",
-    "ImageModel",
-    "MethodTable",
-    "Model",
-    "PackageError",
-    "Result",
-    "RunError",
-    "SealError",
-    "Surrogate",
-    "SurrogateError",
-    "Sweep",
-    "__version__",
-    "epsilon",
-    "features",
-    "fit",
-    "labelled_features",
-    "learn",
-    "load",
-    "methods",
-    "noise_multiplier",
-    "noisy",
-    "register_backbone",
-    "simulate",
-    "sweep",
-]
+_HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
+__all__ = sorted(["__version__", *_HOMES])
 
 
 def __getattr__(name: str) -> Any:
@@ -112,8 +86,8 @@ def __getattr__(name: str) -> Any:
         from fedsurrogate.common.version import own_version
 
         value: Any = own_version()
-    elif name in __all__:
-        value = getattr(import_module(f"fedsurrogate.{_HOMES.get(name, 'common.errors')}"), name)
+    elif name in _HOMES:
+        value = getattr(import_module(f"fedsurrogate.{_HOMES[name]}"), name)
         if isinstance(value, FunctionType):
             from fedsurrogate._inputs import checked
 

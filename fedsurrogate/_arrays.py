@@ -22,6 +22,7 @@ from fedsurrogate.client_app.features.site_features import LabelledFeatures
 from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.extras import needed_for
 from fedsurrogate.common.identity import is_missing
+from fedsurrogate.common.settings.base import short
 
 # Array-likes: tensors, numpy arrays, lists, data frames, sparse matrices.
 Array = Any
@@ -47,6 +48,13 @@ class Labels:
 
     names: list[str] = field(default_factory=list)
     values: Mapping[str, Any] = field(default_factory=dict)
+
+
+def shown(value: object) -> str:
+    """A wrong value for an error, on one line."""
+    if value is None or isinstance(value, str | bool | Real):
+        return short(value)
+    return f"an object of type {type(value).__name__}"
 
 
 def columns_of(values: Array) -> tuple[str, ...]:
@@ -325,11 +333,12 @@ def pooled(images: LabelledFeatures, names: Sequence[str]) -> LabelledFeatures:
     return LabelledFeatures(means, images.labels[firsts], found.patients, values=found.values)
 
 
-def numbered(given: Sequence[Any], sizes: Sequence[int]) -> list[Tensor]:
+def numbered(given: object, sizes: Sequence[int]) -> list[Tensor] | None:
     """Numbers of the bags of each entry of a simulation, as its files have them.
 
     Args:
-        given: arrays of names, one for each pair of features and labels, that of test records last.
+        given: arrays of names, one for each pair of features and labels, that of test records last;
+            None where images are records.
         sizes: number of images of each entry.
 
     Returns:
@@ -340,6 +349,10 @@ def numbered(given: Sequence[Any], sizes: Sequence[int]) -> list[Tensor]:
         ConfigError: for another number of arrays.
         DataError: for an array of another length.
     """
+    if given is None:
+        return None
+    if not isinstance(given, list | tuple):
+        raise ConfigError(f"bags = {shown(given)}: must be a list with an array for each entry")
     if len(given) != len(sizes):
         raise ConfigError(
             f"bags has {len(given)} arrays for {len(sizes)} pairs of features and labels; give one "

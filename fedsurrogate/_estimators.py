@@ -16,13 +16,14 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
 
 from fedsurrogate._arrays import Array, names_of, refuse_times
-from fedsurrogate._inputs import class_names, config_of
+from fedsurrogate._inputs import class_names, flat_settings
 from fedsurrogate._model import Model
 from fedsurrogate._simulation import simulate
 from fedsurrogate._surrogate import fit, learn
 from fedsurrogate._targets import sent_at_once, table_of
 from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.models.classifiers import target_of_model
+from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.targets.metrics import facts_of
 
 # Settings that say which records a site has, which `fit` decides here.
@@ -49,36 +50,13 @@ class Federation(BaseEstimator):  # type: ignore[misc]
         tags.non_deterministic = bool(self.epsilon)
         return tags
 
-    def _own_settings(self, own: Mapping[str, Any]) -> dict[str, Any]:
-        """Settings of the run.
-
-        Args:
-            own: those that the parameters of one estimator give.
-
-        Raises:
-            ConfigError: for one that is given twice, or that `fit` decides.
-        """
-        given = dict(self.settings or {})
-        seed = self.random_state
-        if not isinstance(seed, int | np.integer) or isinstance(seed, bool):
-            seed = check_random_state(seed).randint(2**31 - 1)
-        own = {**own, "seed": int(seed)}
-        if self.epsilon:
-            own |= {"epsilon": self.epsilon, "delta": self.delta or 0.0}
-        for name in given:
-            if name in {*own, *self.get_params(deep=False), "task"}:
-                raise ConfigError(f"settings has {name!r}; give it as a parameter of the estimator")
-            if name in OF_RECORDS:
-                raise ConfigError(f"settings has {name!r}, but the records are those of fit")
-        return given | own
-
     def _learned(
         self,
         features: Array,
         targets: Array,
         sites: Array | None,
         patients: Array | None,
-        settings: Mapping[str, Any],
+        own: Mapping[str, Any],
     ) -> Model:
         """Divide records among their sites, and learn from what the sites send.
 
@@ -87,11 +65,24 @@ class Federation(BaseEstimator):  # type: ignore[misc]
             targets: (n,) or (n, k).
             sites: (n,), or None.
             patients: (n,), or None.
-            settings: of the run.
+            own: settings of the run that the parameters of one estimator give.
 
         Raises:
+            ConfigError: for a setting that is given twice, or that `fit` decides.
             FedSurrogateError: for what cannot be used, or a run that fails.
         """
+        seed = self.random_state
+        if not isinstance(seed, int | np.integer) or isinstance(seed, bool):
+            seed = check_random_state(seed).randint(2**31 - 1)
+        own = {**own, "seed": int(seed)}
+        if self.epsilon:
+            own |= {"epsilon": self.epsilon, "delta": self.delta or 0.0}
+        for name in self.settings or ():
+            if name in {*own, *self.get_params(deep=False), "task"}:
+                raise ConfigError(f"settings has {name!r}; give it as a parameter of the estimator")
+            if name in OF_RECORDS:
+                raise ConfigError(f"settings has {name!r}, but the records are those of fit")
+        settings = {**(self.settings or {}), **own}
         count = features.shape[0]
         names = ["site"] * count if sites is None else names_of(sites, count, "site").names
         units = None if patients is None else names_of(patients, count, "patient").names
@@ -99,7 +90,8 @@ class Federation(BaseEstimator):  # type: ignore[misc]
         for row, name in enumerate(names):
             rows.setdefault(name, []).append(row)
         self.sites_ = np.array(list(rows))
-        if config_of(self.method, sent_at_once(settings)).plan.answers_files:
+        run = parse_run(flat_settings(self.method, sent_at_once(settings)))
+        if run.plan.answers_files:
             sent = [
                 fit(
                     features[own],
@@ -136,17 +128,27 @@ class Federation(BaseEstimator):  # type: ignore[misc]
             }
             return result.model
 
+    def predict(self, X: Array) -> Any:
+        """The number of each record, (n,); of times the risk: the larger, the sooner the event, a log
+        hazard relative to a record with mean features.
+
+        Args:
+            X: features (n, d).
+        """
+        return self._scores(X)[:, 0]
+
     def _scores(self, X: Array) -> Floats:
         """Scores (n, o) of features (n, d), in double precision."""
-        x = self._checked(X)
-        scores: Floats = self.model_.decision_function(x).astype(float)
+        check_is_fitted(self)
+        scores: Floats = self.model_.decision_function(self._numbers(X, reset=False)).astype(float)
         return scores
 
-    def _checked(self, X: Array) -> Array:
-        """Features (n, d) of records to predict."""
-        check_is_fitted(self)
+    def _numbers(self, X: Array, *y: Array, **options: Any) -> Any:
+        """Features (n, d), and targets if there are any, as scikit-learn checks them."""
         refuse_times(X, "features")
-        return validate_data(self, X, accept_sparse=True, dtype=np.float32, reset=False)
+        for each in y:
+            refuse_times(each, "classes or values of y")
+        return validate_data(self, X, *y, accept_sparse="csr", dtype=np.float32, **options)
 
 
 @dataclass(eq=False, repr=False)
@@ -211,17 +213,14 @@ class FederatedClassifier(ClassifierMixin, Federation):  # type: ignore[misc]
             FedSurrogateError: for settings that do not agree, names that cannot be used, or a run
                 that fails.
         """
-        refuse_times(X, "features")
-        refuse_times(y, "classes of y")
-        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float32)
+        X, y = self._numbers(X, y)
         check_classification_targets(y)
         classes = np.unique(y if self.classes is None else np.asarray([*self.classes]))
         names = class_names(classes.tolist())
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ConfigError(f"two classes are both named {twice[0]!r}; rename one")
         own = {} if self.covariance == "auto" else {"covariance": self.covariance}
-        settings = self._own_settings({**own, "classes": classes.tolist()})
-        self.model_ = self._learned(X, y, sites, patients, settings)
+        self.model_ = self._learned(X, y, sites, patients, {**own, "classes": classes.tolist()})
         learned = self.model_.classifier.header.classes
         # Columns of the model in the order of scikit-learn, which sorts by value; None for a class
         # that noise hid.
@@ -315,11 +314,7 @@ class FederatedRegressor(RegressorMixin, Federation):  # type: ignore[misc]
             FedSurrogateError: for settings that do not agree, names that cannot be used, or a run
                 that fails.
         """
-        refuse_times(X, "features")
-        refuse_times(y, "values of y")
-        X, y = validate_data(
-            self, X, y, accept_sparse="csr", dtype=np.float32, y_numeric=True, ensure_min_samples=2
-        )
+        X, y = self._numbers(X, y, y_numeric=True, ensure_min_samples=2)
         if np.iscomplexobj(y):
             raise DataError("y holds complex numbers; give real ones")
         y = np.asarray(y, dtype=np.float64)
@@ -335,17 +330,9 @@ class FederatedRegressor(RegressorMixin, Federation):  # type: ignore[misc]
             raise ConfigError(
                 f"target_range = {ends!r}; give two numbers, such as (0, 100)"
             ) from None
-        settings = self._own_settings({"target_range": f"{low!r},{high!r}"})
-        self.model_ = self._learned(X, y, sites, patients, {**settings, "task": "regression"})
+        own = {"target_range": f"{low!r},{high!r}", "task": "regression"}
+        self.model_ = self._learned(X, y, sites, patients, own)
         return self
-
-    def predict(self, X: Array) -> Any:
-        """The number of each record, (n,).
-
-        Args:
-            X: features (n, d).
-        """
-        return self._scores(X)[:, 0]
 
 
 # Names of the columns of y, which settings ask for.
@@ -415,8 +402,7 @@ class FederatedSurvival(Federation):
             ValueError: for X that scikit-learn refuses.
             FedSurrogateError: for y, settings or names that cannot be used, or a run that fails.
         """
-        refuse_times(X, "features")
-        X = validate_data(self, X, accept_sparse="csr", dtype=np.float32, ensure_min_samples=2)
+        X = self._numbers(X, ensure_min_samples=2)
         table = self._times(X, y)
         if self.horizon is None and self.epsilon:
             raise ConfigError(
@@ -431,20 +417,11 @@ class FederatedSurvival(Federation):
                 "all times of y are 0; give horizon, the time up to which records are followed"
             )
         own = {"horizon": horizon, "time_unit": self.time_unit, "time_head": self.time_head}
-        settings = self._own_settings({**own, **COLUMNS})
-        self.model_ = self._learned(X, table, sites, patients, {**settings, "task": "survival"})
+        own |= {**COLUMNS, "task": "survival"}
+        self.model_ = self._learned(X, table, sites, patients, own)
         facts = facts_of(target_of_model(self.model_.classifier))
         self.unique_times_ = np.array(facts["edges"][1:])
         return self
-
-    def predict(self, X: Array) -> Any:
-        """The risk of each record, (n,): the larger, the sooner the event; a log hazard, relative to
-        a record with mean features.
-
-        Args:
-            X: features (n, d).
-        """
-        return self._scores(X)[:, 0]
 
     def predict_survival_function(self, X: Array, times: Array | None = None) -> Any:
         """The probability of being without the event, (n, T).
@@ -457,8 +434,8 @@ class FederatedSurvival(Federation):
         Raises:
             DataError: for a time beyond.
         """
-        x = self._checked(X)
-        found = self.model_.answers(x)
+        check_is_fitted(self)
+        found = self.model_.answers(x := self._numbers(X, reset=False))
         curve = np.stack([v for name, v in found.items() if name.startswith(SURVIVAL)], 1)
         if times is None:
             return curve
@@ -482,7 +459,8 @@ class FederatedSurvival(Federation):
 
         Source: Harrell et al. 1982; scikit-survival's `concordance_index_censored`.
         """
-        x = self._checked(X)
+        check_is_fitted(self)
+        x = self._numbers(X, reset=False)
         return float(self.model_.score(x, self._times(x, y)))
 
     def _times(self, X: Array, y: Array) -> Floats:

@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from fedsurrogate._arrays import Labels, names_of
-from fedsurrogate._inputs import as_features, feature_names, shown
+from fedsurrogate._arrays import Labels, names_of, shown
+from fedsurrogate._inputs import as_features, feature_names
 from fedsurrogate._targets import values_of
 from fedsurrogate.client_app.datasets.dicom_files import is_dicom_file, open_single
 from fedsurrogate.client_app.datasets.images import as_rgb, open_rgb
@@ -85,9 +85,7 @@ def _is_label(value: Any) -> bool:
         return True
     # Some data sets return a label as an array of one number.
     return (
-        isinstance(value, Tensor | np.ndarray)
-        and value.ndim <= 1
-        and int(np.prod(value.shape)) == 1
+        isinstance(value, Tensor | np.ndarray) and value.ndim <= 1 and len(value.reshape(-1)) == 1
     )
 
 
@@ -172,13 +170,10 @@ def _pixels(
     whole = not np.issubdtype(values.dtype, np.floating)
     limit = 255 if whole else 1
     if not (low >= 0 and high <= limit):
-        kind = (
-            "integers, which must lie in 0 to 255"
-            if whole
-            else "floating point, which must lie in 0 to 1"
-        )
+        kind = "integers" if whole else "floating point"
         raise DataError(
-            f"record {number} has values from {low:g} to {high:g} in {kind}; scale them"
+            f"record {number} has values from {low:g} to {high:g} in {kind}, which must lie in 0 to "
+            f"{limit}; scale them"
         )
     scaled = values.astype(np.float32) * (1 if whole else 255)
     if values.dtype == np.bool_:
@@ -299,8 +294,8 @@ def features(
         >>> tuple(features(images, "pixels").shape)
         (3, 64)
     """
-    take, forward = _parts(backbone, weights_path, image_size, device, options)
-    return _computed(images, take, forward, batch_size)[0]
+    own = {"weights_path": weights_path, "image_size": image_size, "device": device}
+    return computed(images, *_parts(backbone, **own, options=options), batch_size)[0]
 
 
 def labelled_features(
@@ -338,8 +333,8 @@ def labelled_features(
         >>> tuple(x.shape), names
         ((2, 64), ['nevus', 'melanoma'])
     """
-    parts = _parts(backbone, weights_path, image_size, device, options)
-    x, labels = _of_pairs(data, parts, batch_size)
+    own = {"weights_path": weights_path, "image_size": image_size, "device": device}
+    x, labels = _of_pairs(data, _parts(backbone, **own, options=options), batch_size)
     return x, labels.names
 
 
@@ -347,7 +342,7 @@ def _of_pairs(
     data: Images, parts: Parts, batch_size: int = 64, classes: Sequence[str] = ()
 ) -> NamedRecords:
     """As `labelled_features`, with a backbone's parts."""
-    x, labels = _computed(data, *parts, batch_size)
+    x, labels = computed(data, *parts, batch_size)
     given = [label_of(label, number) for number, label in enumerate(labels)]
     return x, names_of(given, len(x), known=classes)
 
@@ -412,21 +407,12 @@ def are_features(values: Any) -> bool:
     return hasattr(values, "shape") and len(values.shape) <= 2
 
 
-def _parts(
-    backbone: str | nn.Module | None,
-    weights_path: str = "",
-    image_size: int = 0,
-    device: str = "auto",
-    options: BackboneOptions = USUAL,
-) -> Parts:
-    """What a record becomes, and what a batch of these becomes."""
-    if backbone is None:
-        backbone = "pixels"
-    if isinstance(backbone, nn.Module):
-        return _of_module((backbone, None), image_size)
-    if backbone in _own:
-        return _of_module(_own[backbone], image_size)
-    return _of_backbone(backbone_of(backbone, weights_path, image_size, device, options))
+def _parts(backbone: str | nn.Module | None, **options: Any) -> Parts:
+    """What a record becomes, and what a batch of these becomes; options as of `features`."""
+    if isinstance(backbone, nn.Module) or backbone in _own:
+        own = (backbone, None) if isinstance(backbone, nn.Module) else _own[backbone]
+        return _of_module(own, options.get("image_size", 0))
+    return of_backbone(backbone_of(backbone or "pixels", **options))
 
 
 def backbone_of(
@@ -454,21 +440,9 @@ def backbone_of(
     return load_backbone(name, str(weights_path), image_size, device, options)
 
 
-def computed(images: Images, backbone: Backbone, batch_size: int = 64) -> Tensor:
-    """Features of images by a backbone that is loaded.
+def of_backbone(loaded: Backbone) -> Parts:
+    """What an image becomes for a backbone that is loaded, and what it makes of a batch."""
 
-    Args:
-        images: as in `features`.
-        backbone: that is loaded.
-        batch_size: images that the backbone takes at once.
-
-    Returns:
-        Features (n, d), float32.
-    """
-    return _computed(images, *_of_backbone(backbone), batch_size)[0]
-
-
-def _of_backbone(loaded: Backbone) -> Parts:
     def take(image: Any, number: int) -> Tensor:
         return loaded.preprocess(picture(image, number, loaded.preprocess.resize))
 
@@ -507,11 +481,8 @@ def _of_module(own: OwnModule, image_size: int) -> Parts:
         finally:
             module.train(training)
         if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != len(batch):
-            what = (
-                f"shape {tuple(output.shape)}"
-                if isinstance(output, Tensor)
-                else type(output).__name__
-            )
+            shape = tuple(getattr(output, "shape", ()))
+            what = f"shape {shape}" if shape else type(output).__name__
             raise DataError(
                 f"the module returns {what} for {len(batch)} records; it must be (n, d)"
             )
@@ -520,10 +491,17 @@ def _of_module(own: OwnModule, image_size: int) -> Parts:
     return take, forward
 
 
-def _computed(
-    data: Images, take: Take, forward: Callable[[Tensor], Tensor], batch_size: int
+def computed(
+    data: Images, take: Take, forward: Callable[[Tensor], Tensor], batch_size: int = 64
 ) -> tuple[Tensor, list[Any]]:
-    """Features of all records, and their labels, None where there is none."""
+    """Features of all records, and their labels, None where there is none.
+
+    Args:
+        data: as in `features`.
+        take: what a record becomes.
+        forward: what a batch of these becomes.
+        batch_size: as in `features`.
+    """
     parts: list[Tensor] = []
     labels: list[Any] = []
     batch: list[Tensor] = []
@@ -541,8 +519,8 @@ def _computed(
         if len(batch) == batch_size:
             parts.append(forward(torch.stack(batch)).cpu().float())
             batch = []
+    if not labels:
+        raise DataError("no record to compute features of; give at least one")
     if batch:
         parts.append(forward(torch.stack(batch)).cpu().float())
-    if not parts:
-        raise DataError("no record to compute features of; give at least one")
     return torch.cat(parts), labels

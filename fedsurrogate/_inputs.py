@@ -19,13 +19,12 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from fedsurrogate._arrays import Array, columns_of, names_of, numbers_of
+from fedsurrogate._arrays import Array, columns_of, names_of, numbers_of, shown
 from fedsurrogate.common.backbones.backbone_names import in_column_order
 from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.identity import normal
 from fedsurrogate.common.methods import method_named
 from fedsurrogate.common.renamed import SETTINGS
-from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings import Settings
 from fedsurrogate.common.settings.base import Scalar, check_epsilon_given, known_keys, short
 from fedsurrogate.common.surrogates.surrogates import in_class_order
@@ -44,29 +43,26 @@ def is_whole(value: object) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def _is_backbone(value: object) -> bool:
-    return value is None or isinstance(value, str | nn.Module)
+Check = tuple[Callable[[Any], bool], str]
 
 
-def _is_at_least(lowest: int) -> Callable[[Any], bool]:
-    return lambda value: is_whole(value) and value >= lowest
+def _at_least(lowest: int) -> Check:
+    return (
+        lambda value: is_whole(value) and value >= lowest,
+        f"a whole number of at least {lowest}",
+    )
 
 
-def _is_instance(*types: type) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, types)
-
-
-PATH = (_is_instance(str, PathLike), "a path: a text or a Path")
-TEXT = (_is_instance(str), "a text")
-TRUTH = (_is_instance(bool), "True or False")
+PATH: Check = (lambda value: isinstance(value, str | PathLike), "a path: a text or a Path")
+TRUTH: Check = (lambda value: isinstance(value, bool), "True or False")
+NUMBER: Check = (is_number, "a number")
 DEVICE = re.compile(r"auto|cpu|(cuda|mps|xpu)(:\d{1,4})?")
-NUMBER = (is_number, "a number")
 # By the name of an argument: what it may be, and this in words.
-KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+KINDS: Mapping[str, Check] = {
     "path": PATH,
     "output_dir": PATH,
     "weights_path": PATH,
-    "site": TEXT,
+    "site": (lambda value: isinstance(value, str), "a text"),
     "device": (
         lambda value: isinstance(value, str) and bool(DEVICE.fullmatch(value)),
         "a device such as 'auto', 'cpu', 'cuda' or 'cuda:0'",
@@ -83,11 +79,11 @@ KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         lambda value: is_number(value) and 0 < value <= 1,
         "a number above 0, and 1 at most",
     ),
-    "steps": (_is_at_least(1), "a whole number of at least 1"),
-    "batch_size": (_is_at_least(1), "a whole number of at least 1"),
-    "image_size": (_is_at_least(0), "a whole number of at least 0"),
+    "steps": _at_least(1),
+    "batch_size": _at_least(1),
+    "image_size": _at_least(0),
     "backbone": (
-        _is_backbone,
+        lambda value: value is None or isinstance(value, str | nn.Module),
         "a name such as 'torchvision:resnet18', or a torch.nn.Module; wrap a function in a module",
     ),
 }
@@ -152,13 +148,6 @@ def check(name: str, value: object) -> None:
         fits, words = KINDS[name]
         if not fits(value):
             raise ConfigError(f"{name} = {shown(value)}: must be {words}")
-
-
-def shown(value: object) -> str:
-    """A wrong value for an error, on one line."""
-    if value is None or isinstance(value, str | bool | Real):
-        return short(value)
-    return f"an object of type {type(value).__name__}"
 
 
 def suggestion(name: str, known: Sequence[str] | set[str]) -> str:
@@ -256,20 +245,6 @@ def _scalar(name: str, value: Any) -> Scalar:
     )
 
 
-def config_of(method: str, given: Mapping[str, Any]) -> Run:
-    """The run of these settings.
-
-    Args:
-        method: its name.
-        given: as in `flat_settings`.
-
-    Raises:
-        ConfigError: for one that is no setting of the run or the method, or settings that do not
-            agree.
-    """
-    return parse_run(flat_settings(method, given))
-
-
 def feature_names(values: Array) -> tuple[str, ...]:
     """Names of the columns of features, in the order of `as_features`; empty without names."""
     return in_column_order(columns_of(values))[0]
@@ -360,20 +335,3 @@ def labelled(
     for name, value in zip(names, classes or (), strict=False):
         values.setdefault(name, value)
     return x, torch.tensor([index[name] for name in given.names]), names, values
-
-
-def check_budget(epsilon: float, classes: Sequence[object] | None) -> None:
-    """Check that the classes of a private release are not read off the data.
-
-    Args:
-        epsilon: of the release; 0 without privacy.
-        classes: all classes of the run; None if none are named.
-
-    Raises:
-        ConfigError: for a private release without classes.
-    """
-    if epsilon and classes is None:
-        raise ConfigError(
-            f"epsilon = {epsilon:g} without classes: the list of a site's classes would show which "
-            "ones it has; name all classes of the run, such as classes=range(10)"
-        )

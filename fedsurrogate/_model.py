@@ -11,18 +11,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsurrogate._arrays import Array, in_own_type, names_of
-from fedsurrogate._images import Images, are_features, backbone_of, computed
-from fedsurrogate._inputs import as_features, feature_names, shown, writing
-from fedsurrogate._targets import answers, is_of_target, predictions, score
+from fedsurrogate._arrays import Array, in_own_type, names_of, shown
+from fedsurrogate._images import Images, Parts, are_features, backbone_of, computed, of_backbone
+from fedsurrogate._inputs import as_features, feature_names, writing
+from fedsurrogate._targets import table_of
+from fedsurrogate.client_app.model_use.held_out import check_backbone
 from fedsurrogate.common.backbones.backbone_names import check_columns, columns_in
-from fedsurrogate.common.backbones.backbones import Backbone
 from fedsurrogate.common.backbones.networks import options_of
-from fedsurrogate.common.backbones.power_transform import power_in, raised, with_power
-from fedsurrogate.common.errors import BackboneError, ConfigError, DataError
+from fedsurrogate.common.backbones.power_transform import power_in, raised
+from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.identity import check_one_truth, likely_one_warnings
-from fedsurrogate.common.models.classifiers import Classifier, scores_alone
+from fedsurrogate.common.models.classifiers import Classifier, scores_alone, target_of_model
 from fedsurrogate.common.signed_models.signed_model import SignedModel
+from fedsurrogate.common.targets.metrics import answers_of, facts_of, measured, metrics_of
+from fedsurrogate.common.targets.registry import TARGETS
 from fedsurrogate.common.wire.model_proto import save_model
 
 
@@ -57,7 +59,7 @@ class Model:
     ) -> None:
         if not isinstance(classifier, Classifier):
             raise ConfigError(f"a model of {shown(classifier)}; learn and load make models")
-        self.classifier = classifier
+        self.classifier, self._target = classifier, target_of_model(classifier)
         self.suspects = suspects or {}
         self.classes_: Any = in_own_type(classifier.header.classes, *values)
         # Of a file somebody has decided already.
@@ -77,10 +79,12 @@ class Model:
         Raises:
             DataError: for features of another dimension, or numbers that are not finite.
         """
-        x = self._features(features)
-        if is_of_target(self.classifier):
-            return predictions(self.classifier, x)
-        return self.classes_[scores_alone(self.classifier, x).argmax(1).numpy()]
+        if self._target:
+            found, outputs = self.answers(features), self.classifier.header.classes
+            # Without intervals and curves.
+            columns = [found[name] for name in outputs]
+            return columns[0] if len(columns) == 1 else np.stack(columns, 1)
+        return self.classes_[self._scores(features).argmax(1).numpy()]
 
     def answers(self, features: Array) -> dict[str, Any]:
         """All that a model of another target than classes says of each record: numbers with the ends
@@ -95,9 +99,11 @@ class Model:
         Raises:
             DataError: for a model of classes, or as `predict`.
         """
-        if not is_of_target(self.classifier):
+        if not self._target:
             raise DataError("the model is of classes; use predict or predict_proba")
-        return answers(self.classifier, self._features(features))
+        scores, outputs = self._scores(features), self.classifier.header.classes
+        found = answers_of(self._target, outputs, scores)
+        return {name: column.numpy() for name, column in found.items()}
 
     def predict_proba(self, features: Array) -> Any:
         """Probabilities of the classes.
@@ -111,9 +117,9 @@ class Model:
         Raises:
             DataError: for features of another dimension, or numbers that are not finite.
         """
-        if is_of_target(self.classifier):
+        if self._target:
             raise DataError("the model is not of classes; use predict or answers")
-        return scores_alone(self.classifier, self._features(features)).softmax(1).float().numpy()
+        return self._scores(features).softmax(1).float().numpy()
 
     def decision_function(self, features: Array) -> Any:
         """Scores before they become probabilities, in the order of `classes_`; of another target
@@ -128,7 +134,7 @@ class Model:
         Raises:
             DataError: for features of another dimension, or numbers that are not finite.
         """
-        return scores_alone(self.classifier, self._features(features)).float().numpy()
+        return self._scores(features).float().numpy()
 
     def score(self, features: Array, labels: Array) -> float:
         """Share of records whose class is predicted correctly; of other targets R^2, the area under
@@ -143,8 +149,8 @@ class Model:
                 yes and no in other words than the model.
         """
         x, classes = self._features(features), self.classifier.header.classes
-        if is_of_target(self.classifier):
-            return score(self.classifier, x, labels)
+        if self._target:
+            return self._score(x, labels)
         given = names_of(labels, len(x), known=classes).names
         check_one_truth([classes, set(given)])
         right = [
@@ -152,6 +158,24 @@ class Model:
             for guess, name in zip(self.classifier.predict(x).tolist(), given, strict=True)
         ]
         return float(np.mean(right))
+
+    def _score(self, x: Tensor, targets: Array) -> float:
+        """The mean of the score over outputs for which it is defined."""
+        facts = facts_of(self._target)
+        table = torch.from_numpy(np.ascontiguousarray(table_of(targets, facts["columns"])))
+        if table.shape != (len(x), len(facts["columns"])):
+            raise DataError(
+                f"y of shape {tuple(table.shape)} for {len(x)} records; the model has the "
+                f"columns {', '.join(facts['columns'])}"
+            )
+        outputs, scores = self.classifier.header.classes, self.classifier.scores(x)
+        found = metrics_of(measured(self._target, outputs, scores, table)).values()
+        name = TARGETS[facts["name"]].score
+        known = [own[name] for own in found if name in own]
+        return float(np.mean(known)) if known else float("nan")
+
+    def _scores(self, features: Array) -> Tensor:
+        return scores_alone(self.classifier, self._features(features))
 
     def _features(self, features: Array) -> Tensor:
         """Features as the model needs them: raised to its power. Raises DataError for another
@@ -181,11 +205,9 @@ class Model:
         return file
 
     def __repr__(self) -> str:
-        kind = type(self.classifier).__name__
-        if is_of_target(self.classifier):
-            names = ", ".join(self.classifier.header.classes)
-            return f"Model({kind} of {names[:80]}, dimension {self.classifier.dimension})"
-        return f"Model({kind}, {len(self.classes_)} classes, dimension {self.classifier.dimension})"
+        kind, names = type(self.classifier).__name__, ", ".join(self.classifier.header.classes)
+        what = f" of {names[:80]}" if self._target else f", {len(self.classes_)} classes"
+        return f"Model({kind}{what}, dimension {self.classifier.dimension})"
 
 
 class ImageModel(Model):
@@ -209,7 +231,7 @@ class ImageModel(Model):
         super().__init__(model.classifier)
         self.signed, self.manifest = model, model.manifest
         self._place = weights_path, device
-        self._backbone: Backbone | None = None
+        self._parts: Parts | None = None
 
     def outlier_scores(self, images: Images) -> Any:
         """Mahalanobis and relative Mahalanobis distances of images.
@@ -223,29 +245,18 @@ class ImageModel(Model):
         scores = self.signed.scores(self._features(images))
         return None if scores is None else torch.stack(scores, 1).numpy()
 
-    def _features(self, features: Array) -> Tensor:
-        return super()._features(self._prepared(features))
-
-    def _prepared(self, images: Images) -> Array:
-        """Features (n, d), before the power; those that are given as they are. Raises BackboneError
-        for a backbone other than the model's.
+    def _features(self, features: Images) -> Tensor:
+        """Images as features (n, d), before the power; those that are given as they are. Raises
+        BackboneError for a backbone other than the model's.
         """
-        if are_features(images):
-            return images
+        if are_features(features):
+            return super()._features(features)
         self.manifest.check_of_images("this model in Python")
-        if self._backbone is None:
-            run, (weights_path, device) = self.manifest.run_config(), self._place
-            own = run.settings
+        if self._parts is None:
+            own, (weights_path, device) = self.manifest.run_config().settings, self._place
             options = options_of(own.features)
             loaded = backbone_of(own.backbone, weights_path, own.image_size, device, options)
-            wanted = self.manifest.fingerprint
-            found = loaded.fingerprint_at(self.manifest.dimension)
-            if (fingerprint := with_power(found, power_in(wanted))) != wanted:
-                raise BackboneError(
-                    f"the model is for a backbone with fingerprint {wanted[:16]}, but "
-                    f"{run.settings.backbone!r} here has {fingerprint[:16]}; give the file of its "
-                    "weights as weights_path"
-                )
-            self._backbone = loaded
+            check_backbone(self.signed, loaded)
+            self._parts = of_backbone(loaded)
         # At 16 bits, as a site computes features.
-        return computed(images, self._backbone).half().float()
+        return super()._features(computed(features, *self._parts)[0].half().float())

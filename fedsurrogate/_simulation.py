@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from fedsurrogate import _images
-from fedsurrogate._arrays import COLUMN, Array, Labels, data_frame, numbered
-from fedsurrogate._inputs import class_names, flat_settings, is_whole, shown
+from fedsurrogate._arrays import COLUMN, Array, Labels, data_frame, numbered, shown
+from fedsurrogate._inputs import class_names, flat_settings, is_whole
 from fedsurrogate._model import Model
 from fedsurrogate._targets import target_in, with_target_columns
 from fedsurrogate.common.backbones.backbone_names import OWN_BACKBONE, check_columns
@@ -33,6 +33,7 @@ from fedsurrogate.server_app.deployment.submit import OnEvent
 from fedsurrogate.server_app.monitoring.watch import Progress
 from fedsurrogate.server_app.report.build import write_report
 from fedsurrogate.server_app.runs.scores import (
+    ACCURACY,
     AUROC,
     BALANCED,
     MAJORITY,
@@ -78,13 +79,7 @@ class Result:
         Raises:
             RunError: for a run in which nothing measured it.
         """
-        if (accuracy := self.metrics["accuracy"].get("model")) is None:
-            raise RunError(
-                f"the run in '{self.folder}' did not measure the accuracy on all test records; see "
-                "metrics['accuracy'], which has what the sites measured, and metrics for another "
-                "target than classes"
-            )
-        return float(accuracy)
+        return self._score(ACCURACY)
 
     @property
     def auroc(self) -> float:
@@ -176,7 +171,8 @@ class Result:
         if (value := scores_of(self.metrics).get(name)) is None:
             raise RunError(
                 f"{SCORES[name]} of the run in '{self.folder}' is undefined for its test records, or "
-                "was not measured; see metrics['quality'], and metrics for another target than classes"
+                "was not measured on all of them; see metrics['accuracy'], which has what the sites "
+                "measured, metrics['quality'], and metrics for another target than classes"
             )
         return value
 
@@ -208,26 +204,6 @@ class Simulation:
     own: Mapping[str, Scalar] = field(default_factory=dict)
     bags: Sequence[torch.Tensor] | None = None
     columns: tuple[str, ...] = ()
-
-    def in_bags(self, given: Sequence[Any]) -> Simulation:
-        """The same with names of bags.
-
-        Args:
-            given: arrays, one for each of `records`, and one for `test`.
-
-        Raises:
-            ConfigError: where sites read their data from files, or for another number of arrays.
-            DataError: for an array of another length.
-        """
-        if self.records is None:
-            raise ConfigError(
-                "bags is for arrays; data that settings name have a bag-column, with features.bag = "
-                "'mean'"
-            )
-        if not isinstance(given, list | tuple):
-            raise ConfigError(f"bags = {shown(given)}: must be a list with an array for each entry")
-        entries = [*self.records, *([self.test] if self.test is not None else [])]
-        return replace(self, bags=numbered(given, [len(x) for x, _ in entries]))
 
     def run(
         self,
@@ -277,6 +253,7 @@ def gather(
     backbone: str | nn.Module | None,
     test: Pair | _images.Images | None,
     settings: Mapping[str, Any],
+    bags: object = None,
 ) -> Simulation:
     """Compute the features of everything that the user gave.
 
@@ -286,6 +263,7 @@ def gather(
         backbone: as in `simulate`.
         test: as in `simulate`.
         settings: as keyword arguments; those of the backbone are read.
+        bags: names of the bags of images, as in `simulate`; None where images are records.
 
     Raises:
         DataError: for records that cannot be read.
@@ -300,7 +278,6 @@ def gather(
         )
     if backbone is not None:
         flat["backbone"] = OWN_BACKBONE if _images.is_own(backbone) else str(backbone)
-    check_sites(sites)
     if isinstance(sites, int) and (data is None or isinstance(data, str)):
         if test is not None:
             raise ConfigError(
@@ -334,7 +311,8 @@ def gather(
     for entry in [*entries[1:], *([] if test is None else [test])]:
         check_columns(_images.feature_columns(entry, backbone), names, "the first site")
     count = sites if isinstance(sites, int) else len(entries)
-    return Simulation(count, records, extra, flat, columns=names)
+    numbers = numbered(bags, [len(x) for x, _ in filter(None, (*records, extra))])
+    return Simulation(count, records, extra, flat, bags=numbers, columns=names)
 
 
 def check_sites(sites: object) -> None:
@@ -413,9 +391,11 @@ def simulate(
         settings = settings | {"features__bag": "mean", "bag_column": COLUMN}
     flat = flat_settings(method, settings)
     parse_run(flat)
-    federation = gather(sites, data, backbone, test, settings)
-    if bags is not None:
-        federation = federation.in_bags(bags)
+    federation = gather(sites, data, backbone, test, settings, bags)
+    if bags is not None and federation.bags is None:
+        raise ConfigError(
+            "bags is for arrays; data that settings name have a bag-column, with features.bag = 'mean'"
+        )
     progress = Progress()
 
     def show(event: dict[str, Any]) -> None:
@@ -494,21 +474,15 @@ WORDS: dict[Kind, str] = {
 }
 
 
-@dataclass(frozen=True, repr=False)
-class MethodTable:
-    """A table of methods.
-
-    Attributes:
-        rows: of each its name, its title, when sites send, whether it has a mechanism of privacy,
-            and its source.
+class MethodTable(tuple[dict[str, Any], ...]):
+    """A table of methods: of each its name, its title, when sites send, whether it has a mechanism of
+    privacy, and its source.
 
     Example:
         >>> table = methods()
-        >>> len(table), sorted(table.rows[0])
+        >>> len(table), sorted(table[0])
         (23, ['method', 'paper', 'privacy', 'sends', 'title'])
     """
-
-    rows: tuple[dict[str, Any], ...]
 
     def to_frame(self) -> Any:
         """A pandas data frame, with the names as its index.
@@ -516,16 +490,10 @@ class MethodTable:
         Raises:
             PackageError: without pandas.
         """
-        return data_frame(self.rows).set_index("method")
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return iter(self.rows)
-
-    def __len__(self) -> int:
-        return len(self.rows)
+        return data_frame(self).set_index("method")
 
     def __repr__(self) -> str:
-        lines = [tuple(self.rows[0]), *(tuple(map(_cell, row.values())) for row in self.rows)]
+        lines = [tuple(self[0]), *(tuple(map(_cell, row.values())) for row in self)]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         return "\n".join(
             "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
@@ -550,7 +518,7 @@ def methods() -> MethodTable:
         }
         for each in METHODS.values()
     )
-    return MethodTable(tuple(rows))
+    return MethodTable(rows)
 
 
 def _cell(value: object) -> str:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, overload
 import torch
 
 from fedsurrogate import _inputs
-from fedsurrogate._arrays import Array, names_of, pooled
+from fedsurrogate._arrays import Array, names_of, pooled, shown
 from fedsurrogate._model import ImageModel, Model
 from fedsurrogate._targets import sent_at_once, values_of, with_target_columns
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
@@ -154,14 +154,19 @@ def fit(
     if bags is not None:
         settings = settings | {"features__bag": "mean"}
     named = with_target_columns(settings, [(features, labels)], alone=True)
-    config = _inputs.config_of(method, sent_at_once(named))
+    config = parse_run(_inputs.flat_settings(method, sent_at_once(named)))
     if not config.plan.answers_files:
         raise ConfigError(f"method = {method!r} does not send everything at once; use simulate")
     if config.settings.noise_seed:
         raise ConfigError(
             "noise_seed repeats the noise of a simulation; use simulate, or leave it out"
         )
-    _inputs.check_budget(config.settings.epsilon, classes or config.settings.classes or None)
+    epsilon = config.settings.epsilon
+    if epsilon and not (classes or config.settings.classes):
+        raise ConfigError(
+            f"epsilon = {epsilon:g} without classes: the list of a site's classes would show which "
+            "ones it has; name all classes of the run, such as classes=range(10)"
+        )
     values: Mapping[str, Any] = {}
     if config.target is None:
         x, y, names, values = _inputs.labelled(features, labels, classes)
@@ -179,7 +184,7 @@ def fit(
     columned = with_columns(f"features-{x.shape[1]}", _inputs.feature_names(features))
     fingerprint = with_power(columned, config.power)
     records = SiteFeatures(train, empty, names, fingerprint, 0.0, simulated=False)
-    for warning in budget_warnings(config.settings.epsilon, config.settings.delta, len(x)):
+    for warning in budget_warnings(epsilon, config.settings.delta, len(x)):
         warnings.warn(warning, stacklevel=3)
     centre = read_centre(config.settings.fedpft.public, config.power)
     job = Job(config, NodeConfig(site=site), site, records, payload=pack_public_mean(centre))
@@ -215,7 +220,7 @@ def learn(surrogates: Sequence[Surrogate], **settings: Any) -> Model:
     config = surrogates[0].config
     if settings.get("method", config.settings.method) != config.settings.method:
         raise ConfigError(
-            f"method = {_inputs.shown(settings['method'])}: the surrogates are of method "
+            f"method = {shown(settings['method'])}: the surrogates are of method "
             f"{config.settings.method!r}; fit them with the other"
         )
     changed = _inputs.flat_settings(config.settings.method, settings)
@@ -245,16 +250,14 @@ def _listed(surrogates: object) -> list[Surrogate]:
             "learn takes a list of surrogates; for one alone write learn([surrogate])"
         )
     if isinstance(surrogates, str | bytes) or not isinstance(surrogates, Iterable):
-        raise ConfigError(
-            f"{_inputs.shown(surrogates)} is no list of surrogates; give what fit returns"
-        )
+        raise ConfigError(f"{shown(surrogates)} is no list of surrogates; give what fit returns")
     listed = list(surrogates)
     if not listed:
         raise ConfigError("no surrogate to learn from; give at least one")
     for number, each in enumerate(listed):
         if not isinstance(each, Surrogate):
             raise ConfigError(
-                f"number {number} of the list is {_inputs.shown(each)}; give surrogates, as fit and load "
+                f"number {number} of the list is {shown(each)}; give surrogates, as fit and load "
                 "return them"
             )
         own, first = each.config.settings.method, listed[0].config.settings.method
@@ -276,8 +279,8 @@ def _check_one_run(surrogates: Sequence[Surrogate], wanted: Mapping[str, Any]) -
         for key in sorted(own.keys() | wanted.keys(), key=lambda key: (key == "classes", key)):
             if own.get(key) != wanted.get(key):
                 raise SurrogateError(
-                    f"surrogate of site {each.site!r}: {key} = {_inputs.shown(own.get(key))}, but here "
-                    f"{key} = {_inputs.shown(wanted.get(key))}; fit all sites of a run with the "
+                    f"surrogate of site {each.site!r}: {key} = {shown(own.get(key))}, but here "
+                    f"{key} = {shown(wanted.get(key))}; fit all sites of a run with the "
                     "same settings, and names in the same order"
                 )
 
@@ -342,7 +345,7 @@ def load(path: str | Path, kind: type[Any] | None = None, **settings: Any) -> Su
         True
     """
     if not (kind is None or (isinstance(kind, type) and issubclass(kind, Model | Surrogate))):
-        raise ConfigError(f"kind = {_inputs.shown(kind)}: must be Model, ImageModel or Surrogate")
+        raise ConfigError(f"kind = {shown(kind)}: must be Model, ImageModel or Surrogate")
     found = _loaded(path, settings)
     if kind is not None and not isinstance(found, kind):
         raise SurrogateError(f"'{path}' has a {type(found).__name__}, and no {kind.__name__}")
@@ -377,7 +380,7 @@ def _loaded(path: str | Path, settings: dict[str, Any]) -> Surrogate | Model:
         raise SurrogateError(
             f"'{path}' cannot be read ({error.strerror}); give a .pb or .safetensors file"
         ) from error
-    run = _inputs.config_of(settings.get("method", "fedpft"), settings)
+    run = parse_run(_inputs.flat_settings(settings.get("method", "fedpft"), settings))
     try:
         return _surrogate(payload, run)
     except SurrogateError as error:

@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import nn
 
-from fedsurrogate._arrays import data_frame
+from fedsurrogate._arrays import data_frame, shown
 from fedsurrogate._images import Images
-from fedsurrogate._inputs import check, flat_settings, is_whole, shown, writing
+from fedsurrogate._inputs import check, flat_settings, is_whole, writing
 from fedsurrogate._simulation import OF_BACKBONE, STATED, Pair, Simulation, check_sites, gather
 from fedsurrogate._targets import with_target_columns
 from fedsurrogate.common.errors import ConfigError
@@ -173,13 +173,14 @@ def sweep(
             str(given["method"]), {key: given[key] for key in given.keys() - NO_SETTINGS}
         )
 
-    def named_backbone(varied: sweeps.Varied) -> str | nn.Module | None:
-        return str(varied["backbone"]) if "backbone" in varied else backbone
-
     def gathered(varied: sweeps.Varied) -> Simulation:
-        return gather(sites, data, named_backbone(varied), test, fixed | varied)
+        named = str(varied["backbone"]) if "backbone" in varied else backbone
+        return gather(sites, data, named, test, fixed | varied)
 
-    file = sweeps.sweep_file(output) if resume is None else _path(resume)
+    if resume is not None:
+        check("path", resume)
+    again = resume is not None
+    file = Path(resume).expanduser().absolute() if again else sweeps.sweep_file(output)
     shared = None if varies else gathered({})
 
     def run(varied: sweeps.Varied, start: Start | None) -> Path:
@@ -191,7 +192,6 @@ def sweep(
         if progress:
             print(line, flush=True)
 
-    again = resume is not None
     finished = sweeps.run_sweep(trials, flat, run, show, file, resume=again, workers=workers)
     if len(finished) == len(trials):
         return Sweep(tuple(finished), file)
@@ -251,11 +251,6 @@ def _listed(seeds: object) -> list[int]:
             f"seeds = {shown(seeds)}: must be how many, such as 3, or a list of whole numbers"
         )
     return list(map(int, listed))
-
-
-def _path(resume: Any) -> Path:
-    check("path", resume)
-    return Path(resume).expanduser().absolute()
 
 
 def _tidy(key: str) -> str:

@@ -18,11 +18,9 @@ from fedsurrogate.client_app.datasets.tables import checked
 from fedsurrogate.common.backbones.backbone_names import listed
 from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.identity import normal
-from fedsurrogate.common.models.classifiers import Classifier, Head, scores_alone, target_of_model
 from fedsurrogate.common.settings import Settings
 from fedsurrogate.common.settings.base import parse_settings
 from fedsurrogate.common.settings.heads import TargetSettings
-from fedsurrogate.common.targets.metrics import answers_of, facts_of, measured, metrics_of
 from fedsurrogate.common.targets.registry import CLASS, TARGETS, target_of
 from fedsurrogate.common.targets.target import Target
 from fedsurrogate.common.targets.time import Time
@@ -157,60 +155,3 @@ def _order(targets: Any, fields: Sequence[str], columns: Sequence[str]) -> list[
         f"y has the columns {listed(fields)}, and the target has {listed(columns)}; columns are "
         "matched by name: rename or select them, or give an array with the columns in this order"
     )
-
-
-def is_of_target(classifier: Classifier) -> bool:
-    """Whether a model answers another target than classes."""
-    return bool(target_of_model(classifier))
-
-
-def answers(classifier: Classifier, features: Tensor) -> dict[str, Any]:
-    """What a model says of each record, by name, (n,) each.
-
-    Args:
-        classifier: of a target.
-        features: (n, d).
-    """
-    assert isinstance(classifier, Head)
-    scores = scores_alone(classifier, features)
-    found = answers_of(classifier.target, classifier.header.classes, scores)
-    return {name: column.numpy() for name, column in found.items()}
-
-
-def predictions(classifier: Classifier, features: Tensor) -> Any:
-    """The answers without intervals or curves: numbers, probabilities of labels, or risks.
-
-    Args:
-        classifier: of a target.
-        features: (n, d).
-
-    Returns:
-        (n, o), or (n,) for one output.
-    """
-    found = answers(classifier, features)
-    columns = [found[name] for name in classifier.header.classes]
-    return columns[0] if len(columns) == 1 else np.stack(columns, 1)
-
-
-def score(classifier: Classifier, features: Tensor, targets: Any) -> float:
-    """R^2 of numbers, the area under the ROC curve of labels, or the concordance of times; the mean
-    over outputs for which it is defined.
-
-    Args:
-        classifier: of a target.
-        features: (n, d).
-        targets: as in `values_of`.
-    """
-    assert isinstance(classifier, Head)
-    facts = facts_of(classifier.target)
-    table = torch.from_numpy(np.ascontiguousarray(table_of(targets, facts["columns"])))
-    outputs: Sequence[str] = classifier.header.classes
-    if table.shape != (len(features), len(facts["columns"])):
-        raise DataError(
-            f"y of shape {tuple(table.shape)} for {len(features)} records; the model has the "
-            f"columns {', '.join(facts['columns'])}"
-        )
-    sums = measured(classifier.target, tuple(outputs), classifier.scores(features), table)
-    name = TARGETS[facts["name"]].score
-    found = [own[name] for own in metrics_of(sums).values() if name in own]
-    return float(np.mean(found)) if found else float("nan")

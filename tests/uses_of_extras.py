@@ -24,9 +24,6 @@ from fedsurrogate.client_app.datasets.pacs import client_of, settings_of
 from fedsurrogate.client_app.datasets.tables import read_table
 from fedsurrogate.client_app.methods.dpcvae.downstream import fidelity
 from fedsurrogate.client_app.model_use.target_metrics import (
-    Observed,
-    Predictions,
-    bland_altman,
     kaplan_meier_thirds,
     label_metrics,
     time_metrics,
@@ -40,8 +37,8 @@ from fedsurrogate.server_app.monitoring.mlflow_runs import log_to_mlflow
 from fedsurrogate.server_app.monitoring.prometheus import serve
 from fedsurrogate.server_app.report.plots.sweep import draw_sweep
 
-OBSERVED = Observed(np.arange(1.0, 4.0), np.array([True, False, True]), np.arange(3.0))
-NUMBERS = Predictions(np.arange(3.0), np.arange(3.0))
+OBSERVED = np.array([(True, 1.0), (False, 2.0), (True, 3.0)], [("event", bool), ("time", float)])
+RISKS = np.arange(3.0)
 CHANCES = {"finding": np.array([0.6, 0.3])}
 PRIVATE: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-5, "classes": "0,1,2,3,4,5,6,7,8,9"}
 
@@ -85,9 +82,8 @@ USES: list[tuple[str, str, Callable[[Path], object]]] = [
     ("onnxscript", "--format onnx", lambda _: check_onnx()),
     ("prometheus_client", "`coordinator log --to prometheus`", _serve),
     ("mlflow", "`coordinator log --to mlflow`", log_to_mlflow),
-    ("matplotlib", "the plots of an evaluation", lambda _: bland_altman(NUMBERS)),
-    ("sksurv", "the evaluation of survival times", lambda _: time_metrics(OBSERVED, 4.0)),
-    ("lifelines", "the evaluation of survival times", lambda _: kaplan_meier_thirds(OBSERVED, 4.0)),
+    ("sksurv", "the evaluation of survival times", lambda _: time_metrics(OBSERVED, RISKS, 4.0)),
+    ("lifelines", "the evaluation of survival times", lambda _: kaplan_meier_thirds(None, OBSERVED, RISKS, 4.0)),
     (
         "statsmodels",
         "the calibration of labels",

@@ -23,7 +23,6 @@ from fedsurrogate.common.methods.method import Field
 from fedsurrogate.common.pages.svg import page_head, render_page, trusted
 from fedsurrogate.common.privacy.mechanism import NOT_COVERED
 from fedsurrogate.common.run import Run, parse_run
-from fedsurrogate.common.settings import Bag
 
 from ..audit.output import TEMPLATES, check_attacks
 from ..features.site_features import site_name
@@ -118,11 +117,8 @@ def _planned(run: Run, node: NodeConfig, gate: Gate) -> tuple[Part, str]:
 
 
 def _budget(found: Verdict) -> Part:
-    return {
-        "epsilon_before": found.spent,
-        "epsilon_total": found.total,
-        "runs_left": found.runs_left,
-    }
+    own = {"epsilon_before": found.spent, "epsilon_total": found.total}
+    return own | {"runs_left": found.runs_left}
 
 
 PARTS = {
@@ -193,12 +189,15 @@ def sheet(run: Run, node: NodeConfig, made: Part, audit: ReleaseAudit) -> Part:
     """
     method, settings, policy = run.method, run.settings, policy_of(node)
     limits = policy.model_dump(mode="json")
+    usual = parse_run({"method": method.name}).settings.flat()
     alone = (
         "the sum of all sites only"
         if settings.secure_aggregation
         else "this site's release by itself"
     )
     key = coordinator_key(node).hex() if node.coordinator_key else ""
+    bag = settings.features.bag
+    pooled = "" if bag == "none" else f"; a record is a bag, the {bag} of its images' features"
     return {
         "schema": 1,
         "run": run.digest,
@@ -209,7 +208,11 @@ def sheet(run: Run, node: NodeConfig, made: Part, audit: ReleaseAudit) -> Part:
             "title": method.title,
             "source": method.paper,
             "purpose": "to be filled in by hand",
-            "settings that differ from the defaults": _changed(run),
+            "settings that differ from the defaults": {
+                key: value
+                for key, value in settings.flat().items()
+                if value != usual[key] and key not in PLACES
+            },
         },
         "people": {
             "receives it": "the coordinator whose requests this site answers",
@@ -218,44 +221,21 @@ def sheet(run: Run, node: NodeConfig, made: Part, audit: ReleaseAudit) -> Part:
             "others who may read it": "the coordinator's network and whoever it forwards the release "
             "or the learned model to",
         },
-        "data": _data(node.data or settings.data, settings.backbone, made, settings.features.bag),
+        "data": {
+            "kind": node.data or settings.data,
+            "records used": made["records"],
+            "classes": made["classes"],
+            "left out": made["left_out"],
+            "warnings": made["warnings"],
+            "unit that the claim protects": made["unit"] or "none",
+            "what the records become first": f"features of the backbone {settings.backbone!r}{pooled}",
+        },
         "settings": {
             "the coordinator sees": alone,
             "sealed for other sites": settings.fedpft.seal,
         }
         | {f"policy: {name.replace('_', '-')}": limits[name] for name in LIMITS},
         "outputs": _outputs(run.plan.messages.sends, node, made, audit),
-    }
-
-
-def _changed(run: Run) -> Part:
-    """Settings that are not the defaults, without the names of this machine's folders."""
-    chosen, usual = (
-        json.loads(each.settings.model_dump_json(by_alias=True))
-        for each in (run, parse_run({"method": run.settings.method}))
-    )
-    changed = {
-        key: value for key, value in chosen.items() if value != usual[key] and key not in PLACES
-    }
-    return {key: _inner(value, usual[key]) for key, value in changed.items()}
-
-
-def _inner(value: Any, usual: Any) -> Any:
-    if not isinstance(value, dict):
-        return value
-    return {key: inner for key, inner in value.items() if inner != usual[key]}
-
-
-def _data(kind: str, backbone: str, facts: Part, bag: Bag) -> Part:
-    pooled = "" if bag == "none" else f"; a record is a bag, the {bag} of its images' features"
-    return {
-        "kind": kind,
-        "records used": facts["records"],
-        "classes": facts["classes"],
-        "left out": facts["left_out"],
-        "warnings": facts["warnings"],
-        "unit that the claim protects": facts["unit"] or "none",
-        "what the records become first": f"features of the backbone {backbone!r}{pooled}",
     }
 
 

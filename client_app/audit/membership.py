@@ -328,15 +328,12 @@ def _ratios(attacked: Matrix, scores: Matrix, members: Mask) -> Matrix:
     """
     deviation = _deviation(scores, members)
     scores, attacked = scores / deviation, attacked / deviation
-    means, variances, counts = [], [], []
-    for inside in (members, ~members):
-        count = np.maximum(inside.sum(0), 1)
-        own, squares = (np.where(inside, scores**power, 0.0).sum(0) for power in (1, 2))
-        mean = own / count
-        spread = np.maximum(squares / count - mean**2, 0.0)
-        variances.append((count * spread + PRIOR * spread.mean()) / (count - 1 + PRIOR) + SMALLEST)
-        means.append(mean)
-        counts.append(count)
+    sides = _sides(scores, members)
+    means, counts = ([side[at] for side in sides] for at in (0, 2))
+    variances = [
+        (count * spread + PRIOR * spread.mean()) / (count - 1 + PRIOR) + SMALLEST
+        for _, spread, count in sides
+    ]
     error = variances[0] / counts[0] + variances[1] / counts[1]
     apart = means[0] - means[1]
     true = max(apart.var() - error.mean(), 0.0)
@@ -355,8 +352,8 @@ def _deviation(scores: Matrix, members: Mask) -> Matrix:
     """Standard deviations (n,) of the records' finite scores around their two means, shrunk to that
     of all records.
     """
-    means = _sides(scores, members)
-    rest = scores - np.where(members, means[0], means[1])
+    (inside, *_), (outside, *_) = _sides(scores, members)
+    rest = scores - np.where(members, inside, outside)
     variance = (len(scores) * rest.var(0) + PRIOR * rest.var(0).mean()) / (len(scores) - 2 + PRIOR)
     return np.asarray(np.sqrt(np.maximum(variance, SMALLEST * (1 + scores.std() ** 2))))
 
@@ -385,7 +382,7 @@ def answers(trials: Trials, share: float = 0.2) -> Guesses:
     return guess(ratios, tosses, max(2, round(share * len(ratios))))
 
 
-def success(ratios: Matrix, members: Mask, seed: int = 0) -> AttackResult:
+def success(ratios: Matrix, members: Mask) -> AttackResult:
     """How well scores separate members from others.
 
     The intervals draw records, and pairs of complementary releases, with replacement: records of a
@@ -394,7 +391,6 @@ def success(ratios: Matrix, members: Mask, seed: int = 0) -> AttackResult:
     Args:
         ratios: scores (K, n).
         members: (K, n), whether a release was made with a record.
-        seed: of the intervals.
     """
     from sklearn.metrics import roc_auc_score
 
@@ -403,8 +399,7 @@ def success(ratios: Matrix, members: Mask, seed: int = 0) -> AttackResult:
     truth, scores = members[: k * pairs].ravel(), ratios[: k * pairs].ravel()
     # How often each pair, and each record, is drawn.
     times, records = (
-        bootstrap_weights(most, None, RESAMPLES, seed + at)
-        for at, most in enumerate((pairs, count))
+        bootstrap_weights(most, None, RESAMPLES, seed) for seed, most in enumerate((pairs, count))
     )
     areas = [
         ranking_samples(truth, scores, np.outer(np.repeat(each, k), own).reshape(1, -1))[0].item()
@@ -436,20 +431,22 @@ def _rates(ratios: Matrix, members: Mask, false: Matrix) -> list[float]:
 def distinct(trials: Trials) -> Matrix:
     """How far a record's own scores (n,) with and without it lie apart, in standard deviations."""
     scores = _finite(trials.scores)
-    inside, outside = _sides(scores, trials.members)
+    (inside, *_), (outside, *_) = _sides(scores, trials.members)
     return np.asarray((inside - outside) / _deviation(scores, trials.members))
 
 
-def _sides(scores: Matrix, members: Mask) -> tuple[Matrix, Matrix]:
-    """Means (n,) of each record's scores (K, n) under releases with it, and under those without."""
-    inside, outside = (
-        np.where(mask, scores, 0).sum(0) / np.maximum(mask.sum(0), 1)
-        for mask in (members, ~members)
-    )
-    return inside, outside
+def _sides(scores: Matrix, members: Mask) -> list[tuple[Matrix, Matrix, Matrix]]:
+    """Means, variances and numbers (n,) of each record's scores (K, n) under releases with it, and
+    under those without; of none the mean is zero, and the number one.
+    """
+    both = (np.ma.array(scores, mask=mask) for mask in (~members, members))
+    return [
+        (side.mean(0).filled(0), side.var(0).filled(0), np.maximum(side.count(0), 1))
+        for side in both
+    ]
 
 
-def rmia(trials: Trials, gamma: float = GAMMA) -> Matrix:
+def rmia(trials: Trials) -> Matrix:
     """The attack on heads that needs few reference models: the share of other records that a record
     beats in the ratio of the probability of its own class to the usual.
 
@@ -458,8 +455,6 @@ def rmia(trials: Trials, gamma: float = GAMMA) -> Matrix:
 
     Args:
         trials: their scores are log-odds of the right class.
-        gamma: a record counts as more likely a member than another one if its ratio is so many
-            times larger.
 
     Returns:
         Scores (K, n) in [0, 1].
@@ -472,9 +467,10 @@ def rmia(trials: Trials, gamma: float = GAMMA) -> Matrix:
     for pair, own in zip(pairs, probabilities, strict=True):
         # A release and its complement have the same coin tosses, so the complement is no reference.
         rest = pairs != pair
-        usual = np.maximum(sum(_sides(probabilities[rest], trials.members[rest])) / 2, SMALLEST)
+        (inside, *_), (outside, *_) = _sides(probabilities[rest], trials.members[rest])
+        usual = np.maximum((inside + outside) / 2, SMALLEST)
         ratio = own / usual
-        beaten = np.searchsorted(np.sort(ratio), ratio / gamma, side="right") / max(1, len(ratio))
+        beaten = np.searchsorted(np.sort(ratio), ratio / GAMMA, side="right") / max(1, len(ratio))
         # The share is a step function of the ratio; the ratio itself decides between equal shares.
         scores.append(beaten * (1 - 1e-6) + 1e-6 * ratio / (1 + ratio))
     return np.stack(scores)
@@ -524,8 +520,17 @@ def _reader(sent: object) -> Callable[[Tensor, Tensor], Tensor]:
             return lambda x, y: _log_odds(
                 x @ sent.tensors["weight"].double().T + sent.tensors["bias"].double(), y
             )
-    if means_of(sent) is not None:
-        return lambda x, y: _near_means(sent, x, y)
+    if (read := means_of(sent)) is not None:
+        # Minus the squared distance from the nearest mean of a record's class.
+        means, kinds = read
+        return lambda x, y: (
+            -(
+                torch.cdist(x, means)
+                .square()
+                .masked_fill(y[:, None] != kinds[None], torch.inf)
+                .amin(1)
+            )
+        )
     raise ConfigError(f"no membership attack reads a release of type {type(sent).__name__}")
 
 
@@ -542,19 +547,6 @@ def _log_odds(logits: Tensor, labels: Tensor) -> Tensor:
     right = logits.gather(1, labels[:, None])[:, 0]
     others = logits.scatter(1, labels[:, None], -torch.inf).logsumexp(1)
     return right - others
-
-
-def _near_means(sent: object, features: Tensor, labels: Tensor) -> Tensor:
-    """Minus the squared distance (n,) from the nearest mean of a record's class."""
-    read = means_of(sent)
-    assert read is not None
-    means, kinds = read
-    return (
-        -torch.cdist(features, means)
-        .square()
-        .masked_fill(labels[:, None] != kinds[None], torch.inf)
-        .amin(1)
-    )
 
 
 def _finite(scores: Matrix) -> Matrix:

@@ -8,6 +8,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,8 @@ def _draw(figure: Any, audit: ReleaseAudit) -> None:
 
 
 SECRET_BYTES = 32
+# Most pixels of a picture's side.
+SIDE = 96
 NEEDED = "limits on attacks need it; see state-dir"
 
 
@@ -86,24 +89,23 @@ def write_audit(
         OSError: if they cannot be written.
     """
     facts, page = folder / "audit.json", folder / "audit.html"
-    replace_file(facts, (json.dumps(audit.facts(), indent=2, allow_nan=False) + "\n").encode())
+    replace_file(facts, (json.dumps(asdict(audit), indent=2, allow_nan=False) + "\n").encode())
     replace_file(page, page_of(audit, claim_broken(audit), pictures).encode())
     return facts, page
 
 
-def pictures_of(run: Run, node: NodeConfig, rows: Sequence[int], side: int = 96) -> list[bytes]:
+def pictures_of(run: Run, node: NodeConfig, rows: Sequence[int]) -> list[bytes]:
     """Small PNG files of training records, as far as the data are images.
 
     Args:
         run: whose records are shown.
         node: the site's settings.
         rows: of the records in their data set.
-        side: of a picture at most, pixels.
     """
     dataset, pictures = share(run, node, in_simulation()).dataset, []
     for row in rows if dataset.opener is not None else ():
         image = dataset.open_image(row)
-        image.thumbnail((side, side))
+        image.thumbnail((SIDE, SIDE))
         content = BytesIO()
         image.save(content, "PNG")
         pictures.append(content.getvalue())

@@ -8,7 +8,7 @@ import math
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,6 @@ from fedsurrogate.common.models.generators import (
     AnyGenerator,
     Decoder,
     fresh_generator,
-    load_into,
     scaled,
     tensors_of,
 )
@@ -38,6 +37,7 @@ from fedsurrogate.common.surrogates.surrogates import AnySurrogate, Header
 from fedsurrogate.common.wire.model_proto import pack_parameters, unpack_parameters
 from fedsurrogate.common.wire.records import unpack_surrogate
 
+from ..datasets.partition import share
 from ..features.site_features import LabelledFeatures, SiteFeatures, in_simulation, load_site
 from ..governance.policy import policy_of
 from ..governance.release import site_function
@@ -88,7 +88,7 @@ def generator_of(run: Run, node: NodeConfig, site_features: SiteFeatures) -> Any
             tensors = tensors | {COUNTS: reply[COUNTS].clamp_min(0)}
             if SUMS in reply:
                 tensors |= {MEANS: reply[SUMS] / reply[COUNTS].clamp_min(1)[:, None] * math.sqrt(d)}
-    load_into(module, tensors)
+    module.load_state_dict(tensors)
     return module
 
 
@@ -112,27 +112,23 @@ def generator_scores(module: AnyGenerator, features: Tensor, labels: Tensor) -> 
     } | black
 
 
-def closest_synthetic(
-    module: AnyGenerator, features: Tensor, labels: Tensor, seed: int = 0, drawn: int = DRAWN
-) -> Tensor:
+def closest_synthetic(module: AnyGenerator, features: Tensor, labels: Tensor) -> Tensor:
     """Black box: minus the distance of records from the closest synthetic one of their class.
 
     Args:
         module: the generator.
         features: of the records, (n, d).
         labels: indices of classes, (n,).
-        seed: of the synthetic records.
-        drawn: number of synthetic records of each class.
 
     Returns:
         Scores (n,), larger for members.
 
     Source: Chen et al. 2020, "GAN-Leaks", section 4.1.
     """
-    generator, scores = torch.Generator().manual_seed(seed), torch.zeros(len(labels))
+    generator, scores = torch.Generator().manual_seed(0), torch.zeros(len(labels))
     records, classes = scaled(features), len(module.means)
     for label in torch.unique(labels).tolist():
-        kinds = one_hot(torch.full((drawn,), label), classes).float()
+        kinds = one_hot(torch.full((DRAWN,), label), classes).float()
         with torch.no_grad():
             made = module.draw(kinds, generator)
         own = labels == label
@@ -277,10 +273,6 @@ class ReleaseAudit:
     def attacks(self) -> dict[str, membership.AttackResult]:
         """All attacks by name."""
         return {self.attack_name: self.attack} | self.others
-
-    def facts(self) -> dict[str, Any]:
-        """As a JSON object."""
-        return asdict(self)
 
 
 def audit_release(
@@ -475,11 +467,6 @@ def _named(
     inside = rows if train.rows is None else train.rows[rows].tolist()
     names = [classes[int(train.labels[row])] for row in rows]
     distances = [float(apart[place]) for place in order]
-    return tuple(map(StandingOut, inside, names, _places(run, node, inside), distances))
-
-
-def _places(run: Run, node: NodeConfig, rows: list[int]) -> list[str]:
-    from ..datasets.partition import share
-
-    dataset = share(run, node, in_simulation()).dataset
-    return [dataset.where(row) for row in rows]
+    dataset = share(run, node, in_simulation()).dataset if rows else None
+    places = [dataset.where(row) for row in inside] if dataset else []
+    return tuple(map(StandingOut, inside, names, places, distances))

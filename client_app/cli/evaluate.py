@@ -21,7 +21,7 @@ from .options import MaybeNode, check_writable, node_of, print_json
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from fedsurrogate.common.models.class_metrics import Report
+    from fedsurrogate.common.models.class_metrics import ModelQuality
 
 NOT_CALIBRATED = (
     "probabilities are as the model was learned, not calibrated on records of this site; with labelled "
@@ -391,7 +391,7 @@ def _answers(content: Mapping[str, Any]) -> Table:
     return table
 
 
-def _table(report: Report, where: str) -> Table:
+def _table(report: ModelQuality, where: str) -> Table:
     """Averages over classes; AUROC first where accuracy misleads."""
     from rich.table import Table
 
@@ -399,7 +399,7 @@ def _table(report: Report, where: str) -> Table:
     from fedsurrogate.common.pages.svg import undefined_because
 
     names = ["accuracy", "balanced_accuracy", "macro_auroc", "macro_auprc", "macro_f1"]
-    if leads_with_auroc(max(row.support for row in report.per_class) / report.records):
+    if leads_with_auroc(report.majority):
         names.insert(0, "macro_auroc")
     table = Table(
         "", "value", "95 % interval", "records", title=f"{report.records} records, {where}"

@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -76,8 +75,9 @@ class Adapted(Classifier):
 
     def scores(self, features: Tensor) -> Tensor:
         """Scores (n, o)."""
-        added = self.prepare(features).double() @ self.weight.double().T + self.bias.double()
-        return self.slope.double() * self.shared.scores(features).double() + added
+        version = (self.slope.double(), self.weight.double(), self.bias.double())
+        x, scores = self.prepare(features).double(), self.shared.scores(features).double()
+        return _changed(version, x, scores)
 
 
 def adapted_file(node: NodeConfig, model: SignedModel) -> Path:
@@ -163,6 +163,8 @@ SHARED, MOVED, SCALED = "shared", "moved", "scaled"
 CORRECTED, OWN = "corrected by a ridge", "own head"
 # The loss of each record, (n,), from scores (n, o) and what is known of the records, (n, ...).
 Loss = Callable[[Tensor, Tensor], Tensor]
+# Slopes (o,) or (1,) times the scores, weights (o, d) of features, and biases (o,), that are added.
+Version = tuple[Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -176,7 +178,6 @@ class Judgement:
         gain: by how much that is below the shared model's.
         low: lower limit of the gain's 95 % interval.
         high: upper limit of the gain's 95 % interval.
-        share: 1 for a version of the site's own, 0 for the shared model.
     """
 
     name: str
@@ -185,7 +186,6 @@ class Judgement:
     gain: float
     low: float
     high: float
-    share: float
 
 
 @dataclass(frozen=True)
@@ -264,7 +264,7 @@ def adapt(shared: Classifier, held: HeldOut, seed: int = 0) -> Adaptation:
             dimension,
         )
 
-    fits: dict[str, Callable[[_Seen], ScoreVersion]] = {
+    fits: dict[str, Callable[[_Seen], Version]] = {
         MOVED: lambda own: _least(own, scaled=False),
         SCALED: _least,
         CORRECTED: lambda own: _corrected(own, seed),
@@ -274,46 +274,43 @@ def adapt(shared: Classifier, held: HeldOut, seed: int = 0) -> Adaptation:
     for number in range(FOLDS):
         rows = folds == number
         for name, fit in fits.items():
-            unseen[name][rows] = fit(seen(~rows)).of(x[rows], scores[rows])
+            unseen[name][rows] = _changed(fit(seen(~rows)), x[rows], scores[rows])
     losses = {name: losses_of(each, known).numpy() for name, each in unseen.items()}
-    right = {} if facts else {name: (each.argmax(1) == known) for name, each in unseen.items()}
     weights = bootstrap_weights(len(known), held.patients, DRAWS, seed)
-    judged = tuple(_judgement(name, losses, right, weights) for name in losses)
-    chosen = _choice(judged, losses, weights)
-    if chosen.name == SHARED:
+    judged, better = list[Judgement](), list[Judgement]()
+    for name, own in losses.items():
+        gains = losses[SHARED] - own
+        # Several candidates are tried, so each must pass a stricter test than its interval.
+        levels = [0.025, 0.975, 0.025 / len(losses)]
+        low, high, least = np.quantile(means_of(gains, weights), levels).tolist()
+        right = None if facts else float((unseen[name].argmax(1) == known).double().mean())
+        judged.append(Judgement(name, right, float(own.mean()), float(gains.mean()), low, high))
+        if least > 0 and (right or 0.0) >= (judged[0].accuracy or 0.0):
+            better.append(judged[-1])
+    if not better:
         reason = "no candidate is significantly better than the shared model"
-        return Adaptation(judged, SHARED, None, reason)
-    change = fits[chosen.name](seen(whole))
-    slope, bias, weight = change.slope, unit * change.bias, unit[:, None] * change.weight
+        return Adaptation(tuple(judged), SHARED, None, reason)
+    chosen = min(better, key=lambda each: each.loss)
+    slope, weight, bias = fits[chosen.name](seen(whole))
+    weight, bias = unit[:, None] * weight, unit * bias
     if basis is not None:
         weight = weight @ basis.T
         bias = bias - weight @ centre
     errors = unit * (known - unseen[chosen.name]) if facts.get("name") == NUMBER.name else scores
     learned = _learned_here(facts, shared.header.classes, held.values, errors)
     target = json.dumps(learned) if facts else ""
-    own = Adapted(shared, slope.float(), weight.float(), bias.float(), target)
-    what, each = "likelihood is higher", "a record"
+    version = Adapted(shared, slope.float(), weight.float(), bias.float(), target)
+    what, unit_of_it = "likelihood is higher", "a record"
     if facts.get("name") == NUMBER.name:
-        what, each = "squared error is lower", "of the variance"
-    reason = (
-        f"its {what} than the shared model's, which is significant, by {chosen.gain:.3f} {each}"
-    )
-    return Adaptation(judged, chosen.name, own, reason)
+        what, unit_of_it = "squared error is lower", "of the variance"
+    reason = f"its {what} than the shared model's, which is significant, by {chosen.gain:.3f} {unit_of_it}"
+    return Adaptation(tuple(judged), chosen.name, version, reason)
 
 
-@dataclass(frozen=True)
-class ScoreVersion:
-    """A version of scores: slopes (o,) or (1,) times them, plus weight (o, d) times features, plus bias
-    (o,).
-    """
-
-    slope: Tensor
-    weight: Tensor
-    bias: Tensor
-
-    def of(self, x: Tensor, scores: Tensor) -> Tensor:
-        """The scores of this version, (n, o), from features (n, d) and scores (n, o)."""
-        return self.slope * scores + x @ self.weight.T + self.bias
+def _changed(version: Version, x: Tensor, scores: Tensor) -> Tensor:
+    """Scores (n, o) of a version, from features (n, d) and scores (n, o)."""
+    slope, weight, bias = version
+    return slope * scores + x @ weight.T + bias
 
 
 def _problem(facts: Facts, outputs: tuple[str, ...], held: HeldOut) -> tuple[Tensor, Loss, Tensor]:
@@ -391,7 +388,7 @@ def _least(
     weights: Tensor | None = None,
     scaled: bool = True,
     tolerance: float = 1e-6,
-) -> ScoreVersion:
+) -> Version:
     """The version with the least loss of records with these weights (n,), and its priors; weights of
     features are added with a penalty alone.
     """
@@ -423,65 +420,27 @@ def _least(
     )
     steps.step(closure)  # type: ignore[no-untyped-call]
     offset, slope, change = offset.detach(), slope.detach().exp(), change.detach()
-    return ScoreVersion(slope, change, middle + offset - slope * middle - change @ centre)
+    return (slope, change, middle + offset - slope * middle - change @ centre)
 
 
-def _corrected(own: _Seen, seed: int) -> ScoreVersion:
+def _corrected(own: _Seen, seed: int) -> Version:
     """With the penalty that is best on a third of these records."""
     kept = torch.from_numpy(np.random.default_rng(seed).permutation(len(own.x)) % 3 > 0)
     fitted, rest = (each.double() / each.sum() for each in (kept, ~kept))
 
     def loss(penalty: float) -> float:
         # Roughly, because it only compares penalties.
-        change = _least(own, penalty, fitted, tolerance=ROUGHLY)
-        return float(rest @ own.losses(change.of(own.x, own.scores)))
+        version = _least(own, penalty, fitted, tolerance=ROUGHLY)
+        return float(rest @ own.losses(_changed(version, own.x, own.scores)))
 
     return _least(own, min(PENALTIES, key=loss))
 
 
-def _alone(own: _Seen, seed: int) -> ScoreVersion:
+def _alone(own: _Seen, seed: int) -> Version:
     """Without the shared scores: from their mean, which is the same for all records."""
     middle = own.scores.mean(0)
-    change = _corrected(replace(own, scores=middle.expand_as(own.scores)), seed)
-    return ScoreVersion(0 * change.slope, change.weight, change.bias + change.slope * middle)
-
-
-def _judgement(
-    name: str,
-    losses: Mapping[str, NDArray[np.float64]],
-    right: Mapping[str, Tensor],
-    weights: NDArray[np.float64],
-) -> Judgement:
-    apart = losses[SHARED] - losses[name]
-    low, high = np.quantile(means_of(apart, weights), [0.025, 0.975])
-    accuracy = float(right[name].double().mean()) if right else None
-    return Judgement(
-        name,
-        accuracy,
-        float(losses[name].mean()),
-        float(apart.mean()),
-        float(low),
-        float(high),
-        float(name != SHARED),
-    )
-
-
-def _choice(
-    judged: tuple[Judgement, ...],
-    losses: Mapping[str, NDArray[np.float64]],
-    weights: NDArray[np.float64],
-) -> Judgement:
-    """The candidate with the smallest loss that is significantly better, or the shared model."""
-    shared = judged[0]
-    for each in sorted(judged, key=lambda each: each.loss):
-        if each.name == SHARED:
-            break
-        # Several candidates are tried, so each must pass a stricter test.
-        gains = means_of(losses[SHARED] - losses[each.name], weights)
-        better = float(np.quantile(gains, 0.025 / len(judged))) > 0
-        if better and (each.accuracy or 0.0) >= (shared.accuracy or 0.0):
-            return each
-    return shared
+    slope, weight, bias = _corrected(replace(own, scores=middle.expand_as(own.scores)), seed)
+    return 0 * slope, weight, bias + slope * middle
 
 
 def _learned_here(

@@ -25,7 +25,6 @@ from fedsurrogate.common.signed_models.gaussians import Gaussians
 from fedsurrogate.common.signed_models.signed_model import SignedModel, digest_of
 from fedsurrogate.common.targets.labels import LABELS
 from fedsurrogate.common.targets.metrics import answers_of, facts_of
-from fedsurrogate.common.targets.target import Facts
 
 from ..datasets.dataset import stratified_split
 from ..node_config import NodeConfig
@@ -189,7 +188,7 @@ def threshold_for(
         specificity: the wished one, in (0, 1].
 
     Raises:
-        ConfigError: for a wish outside (0, 1], or without a record that it is about.
+        ConfigError: without a record that the wish is about.
 
     Example:
         >>> chances, truth = np.array([0.9, 0.6, 0.4, 0.1]), np.array([True, False, True, False])
@@ -201,8 +200,6 @@ def threshold_for(
     name, wish, own = "specificity", specificity, probability[~positive]
     if sensitivity:
         name, wish, own = "sensitivity", sensitivity, probability[positive]
-    if not 0 < wish <= 1:
-        raise ConfigError(f"{name} = {wish:g}: must be above 0 and at most 1")
     if not len(own):
         raise ConfigError(
             f"no record of the {'positive' if sensitivity else 'negative'} class, so no threshold "
@@ -298,27 +295,14 @@ def at_prevalence(
     """
     if not calibration.prevalence:
         return scores.double()
-    learned = learned_shares(facts_of(target), outputs)
-    own = [calibration.prevalence.get(name, learned[name]) for name in outputs]
-    shares = torch.tensor([list(learned.values()), own], dtype=torch.float64)
-    odds = torch.logit(shares.clamp(LEAST_SHARE, 1 - LEAST_SHARE))
-    return scores.double() + odds[1] - odds[0]
-
-
-def learned_shares(facts: Facts, outputs: tuple[str, ...]) -> dict[str, float]:
-    """The prevalence of each label that a model has learned.
-
-    Args:
-        facts: that the model carries.
-        outputs: its labels.
-
-    Raises:
-        ConfigError: for a model that does not say.
-    """
-    shares = facts.get("prevalence")
+    shares = facts_of(target).get("prevalence")
     if not isinstance(shares, list) or len(shares) != len(outputs):
         raise ConfigError("prevalence: the model does not say which it has learned")
-    return dict(zip(outputs, map(float, shares), strict=True))
+    named = zip(outputs, shares, strict=True)
+    own = [calibration.prevalence.get(name, share) for name, share in named]
+    both = torch.tensor([shares, own], dtype=torch.float64)
+    odds = torch.logit(both.clamp(LEAST_SHARE, 1 - LEAST_SHARE))
+    return scores.double() + odds[1] - odds[0]
 
 
 def calibration_file(node: NodeConfig, name: str) -> Path:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,7 +23,7 @@ from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.models.class_metrics import (
     FEWEST,
     Judged,
-    Report,
+    ModelQuality,
     curves_of,
     drawn_classes,
     leads_with_auroc,
@@ -71,7 +72,7 @@ PAGE = (
 <p>{{ e.records | capitalize }}{% if e.left_out %}; {{ e.left_out }} more cannot be used{% endif %}.
 {% if e.adapted %}The model is this site's own version of the shared one. {% endif %}
 {% if e.calibrated_on %}{{ e.calibrated_on }} other records chose temperature and threshold and are not judged. {% endif %}
-The majority baseline is right for {{ "%.1f" | format(100 * majority) }} %.
+The majority baseline is right for {{ "%.1f" | format(100 * r.majority) }} %.
 Intervals are percentiles of {{ "whole patients" if r.units else "records" }} drawn with replacement.</p>
 </header>
 {% if r.left_out %}
@@ -147,14 +148,12 @@ def page_of(facts: Mapping[str, Any]) -> str:
     )
     curves = curve_pictures(facts["curves"], [classes[index] for index in shown_classes])
     drawn = [(title, trusted(svg), words[key]) for key, title, svg in curves]
-    majority = max(sizes, default=0) / max(1, facts["report"]["records"])
     values: dict[str, Any] = {"e": facts, "r": facts["report"], "pictures": drawn}
     values |= {
         "confusion": confusion_card(classes, facts["report"]["confusion"]),
         "each_class": classes_card(facts["report"]["per_class"]),
         "undrawn": undrawn(),
-        "majority": majority,
-        "auroc_first": leads_with_auroc(majority),
+        "auroc_first": leads_with_auroc(facts["report"]["majority"]),
     }
     return render_page(PAGE, values).lstrip()
 
@@ -323,7 +322,7 @@ class Evaluation:
     page: str
     calibration: Calibration
     gaussians: Gaussians | None = None
-    report: Report | None = None
+    report: ModelQuality | None = None
 
     def write(self, folder: Path) -> tuple[Path, Path]:
         """Write evaluation.json and evaluation.html.
@@ -369,7 +368,7 @@ def evaluate(
     Raises:
         ConfigError: for a wish or a calibration that does not fit.
         DataError: for too few records, or records without values of the target.
-        PackageError: without a library that computes a metric, or matplotlib.
+        PackageError: without a library that computes a metric.
     """
     classifier = own or model.classifier
     content: Facts = {
@@ -405,7 +404,7 @@ def _of_classes(
     calibration: Calibration,
     wish: Wish,
     own: Gaussians | None,
-) -> tuple[Facts, Report, Calibration, Gaussians | None]:
+) -> tuple[Facts, ModelQuality, Calibration, Gaussians | None]:
     classes = tuple(model.manifest.classes)
     scores = scores_alone(classifier, held.features)
     judged_rows = np.ones(len(held.labels), dtype=bool)
@@ -423,7 +422,10 @@ def _of_classes(
         gaussians = own
     if gaussians is None:
         rows = torch.from_numpy(judged_rows if wish.abstain else np.ones_like(judged_rows))
-        gaussians = _fitted(classifier, held, rows)
+        # Of records that calibrate nothing; without two of a class there are none.
+        with suppress(ValueError):
+            x = classifier.prepare(held.features[rows]).float()
+            gaussians = fit_gaussians(x, held.labels[rows])
     distances = {}
     if gaussians is not None:
         found = (each.numpy() for each in gaussians.scores(held.features, classifier))
@@ -442,7 +444,7 @@ def _of_classes(
     )
     facts: Facts = {
         "calibrated_on": int((~judged_rows).sum()),
-        "report": _as_json(metric_values),
+        "report": asdict(metric_values),
         "groups": _by_group(every, judged_rows, held.groups, classes, wish),
         "curves": {
             name: curves_of(judged.labels == index, judged.probabilities[:, index])
@@ -452,10 +454,6 @@ def _of_classes(
         "promise": promise and asdict(promise),
     }
     return facts, metric_values, calibration, None if model.gaussians is not None else gaussians
-
-
-def _as_json(each: Report) -> Facts:
-    return asdict(each) | {"confusion": each.confusion.tolist()}
 
 
 def _by_group(
@@ -477,16 +475,8 @@ def _by_group(
             part = judged.take(rows & (np.array(values) == kind))
             reports[column][kind] = count = len(part.labels)
             if count >= FEWEST:
-                reports[column][kind] = _as_json(report(part, classes, wish.draws, wish.seed))
+                reports[column][kind] = asdict(report(part, classes, wish.draws, wish.seed))
     return reports
-
-
-def _fitted(classifier: Classifier, held: HeldOut, rows: torch.Tensor) -> Gaussians | None:
-    """Gaussians of these records, which calibrate nothing."""
-    try:
-        return fit_gaussians(classifier.prepare(held.features[rows]).float(), held.labels[rows])
-    except ValueError:
-        return None
 
 
 def _abstaining(

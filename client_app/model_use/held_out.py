@@ -113,23 +113,18 @@ def check_backbone(model: SignedModel, backbone: Backbone) -> None:
     Raises:
         BackboneError: for another backbone.
     """
-    wanted = model.manifest.fingerprint
-    own = with_power(backbone.fingerprint_at(model.manifest.dimension), power_in(wanted))
-    if own != wanted:
-        raise BackboneError(
-            f"the model is for a backbone with fingerprint {wanted[:16]}, but {backbone.name!r} "
-            f"here has {own[:16]}; the model's settings are "
-            f"{', '.join(f'{k} = {v}' for k, v in model.manifest.settings.items())}; check "
-            "weights-path in the node-config"
-        )
+    found = backbone.fingerprint_at(model.manifest.dimension)
+    check_features(model, found, f"{backbone.name!r} here has")
 
 
-def check_features(model: SignedModel, fingerprint: str) -> None:
+def check_features(model: SignedModel, fingerprint: str, what: str = "the features are of") -> None:
     """The same for stored features, of a backbone with this fingerprint. Raises BackboneError."""
-    if with_power(fingerprint, power_in(model.manifest.fingerprint)) != model.manifest.fingerprint:
+    wanted = model.manifest.fingerprint
+    if with_power(fingerprint, power_in(wanted)) != wanted:
+        settings = ", ".join(f"{key} = {each}" for key, each in model.manifest.settings.items())
         raise BackboneError(
-            f"the model is for a backbone with fingerprint {shown(model.manifest.fingerprint)}, but the "
-            f"features are of {shown(fingerprint)}"
+            f"the model is for a backbone with fingerprint {shown(wanted)}, but {what} "
+            f"{shown(fingerprint)}; the model's settings are {settings}; check weights-path"
         )
 
 
@@ -145,12 +140,11 @@ def held_out(model: SignedModel, node: NodeConfig, source: Source, part: Part = 
     Raises:
         DataError: when there is none, or one of a class that the model does not know.
     """
-    run = source.simulated or model.manifest.run_config()
+    run, own = source.simulated or model.manifest.run_config(), source.simulated is None
     if source.folder:
         where = "a labelled folder, from which the run must not have learned"
-        kind = source.kind or (
-            node.data if node.data != "" and node.data != "digits" else "imagefolder"
-        )
+        kind = source.kind or ("" if node.data == "digits" else node.data) or "imagefolder"
+        column = bag_column_of(model, source.bag_column, node)
         wanted = DataSource(
             kind,
             source.folder,
@@ -160,24 +154,19 @@ def held_out(model: SignedModel, node: NodeConfig, source: Source, part: Part = 
             classes=() if run.target else tuple(model.manifest.classes),
             target=run.target,
             whole=True,
-            bags=bags_of(
-                kind, run.settings.features.bag, bag_column_of(model, source.bag_column, node)
-            ),
+            bags=bags_of(kind, run.settings.features.bag, column),
         )
         (dataset,) = load_all(wanted, run.settings.seed)
         rows = torch.arange(len(dataset))
     else:
-        whose = "this site's" if source.simulated is None else "the simulation's"
-        where = f"{whose} test records" if part == "test" else f"{whose} training records"
-        wanted = (
-            DataSource.of_node(node, run)
-            if source.simulated is None
-            else DataSource.of_run(run.settings, run.target)
+        where = f"{'this site' if own else 'the simulation'}'s {part} records".replace(
+            "train ", "training "
         )
-        site_share = share(run, node, source.simulated is not None)
-        dataset, rows = site_share.dataset, site_share.test if part == "test" else site_share.train
-        private = model.manifest.privacy is not None and source.simulated is None
-        if dataset.drawn and private:
+        target = run.target
+        wanted = DataSource.of_node(node, run) if own else DataSource.of_run(run.settings, target)
+        found = share(run, node, not own)
+        dataset, rows = found.dataset, found.test if part == "test" else found.train
+        if dataset.drawn and own and model.manifest.privacy is not None:
             if part == "test":
                 raise DataError(
                     "no held-out records: the data name no test split, and in a private run all "

@@ -6,11 +6,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedsurrogate.common.extras import needed_for
 from fedsurrogate.common.models.class_metrics import (
@@ -25,6 +23,7 @@ from fedsurrogate.common.models.class_metrics import (
     bootstrap_weights,
     measured,
 )
+from fedsurrogate.common.pages import svg
 from fedsurrogate.common.targets.counted import THIRDS
 
 # Specificity at which the sensitivity of a label is stated.
@@ -44,6 +43,8 @@ OF_LABELS = {
 # Of the standard deviation of differences: limits of agreement hold 95 % of normal ones.
 WIDTH = 1.96
 PURPOSE = "the evaluation of survival times"
+# Of the thirds, which people with colour blindness can tell apart (Okabe & Ito).
+BY_THIRD = (svg.GREEN, svg.BLUE, svg.ORANGE)
 
 
 def label_metrics(
@@ -140,30 +141,21 @@ def _calibration(truth: Bools, chance: Array, patients: Sequence[str] | None) ->
     }
 
 
-@dataclass(frozen=True, eq=False)
-class Predictions:
-    """Records with a true number, and what a model answers.
-
-    Attributes:
-        true: (n,), in the unit of the number.
-        predicted: (n,).
-        low: lower limits of the model's prediction intervals, (n,); None without.
-        high: upper limits.
-        patients: of each record, if known.
-    """
-
-    true: Array
-    predicted: Array
-    low: Array | None = None
-    high: Array | None = None
-    patients: Sequence[str] | None = None
-
-
-def number_metrics(records: Predictions, draws: int = DRAWS, seed: int = 0) -> dict[str, Metric]:
+def number_metrics(
+    true: Array,
+    predicted: Array,
+    limits: Sequence[Array] = (),
+    patients: Sequence[str] | None = None,
+    draws: int = DRAWS,
+    seed: int = 0,
+) -> dict[str, Metric]:
     """Metrics of predicted numbers, with intervals.
 
     Args:
-        records: the records.
+        true: (n,), in the unit of the number.
+        predicted: (n,).
+        limits: lower and upper limits of the model's prediction intervals, (n,) each; none without.
+        patients: of each record, if known.
         draws: number of samples for the intervals.
         seed: of the samples.
 
@@ -175,32 +167,30 @@ def number_metrics(records: Predictions, draws: int = DRAWS, seed: int = 0) -> d
     from sklearn import config_context, metrics
 
     names = ("mae", "rmse", "r2", "bias", "agreement_low", "agreement_high", "icc")
-    with_limits = records.low is not None and records.high is not None
 
     def points(rows: Rows) -> dict[str, float | None]:
-        true, predicted = records.true[rows], records.predicted[rows]
-        values: dict[str, float | None] = dict.fromkeys(names + ("coverage",) * with_limits)
+        own, answers = true[rows], predicted[rows]
+        values: dict[str, float | None] = dict.fromkeys(names + ("coverage",) * bool(limits))
         if not len(rows):
             return values
-        low, bias, high = agreement(true, predicted)
+        low, bias, high = agreement(own, answers)
         values |= {
-            "mae": float(metrics.mean_absolute_error(true, predicted)),
-            "rmse": float(metrics.root_mean_squared_error(true, predicted)),
+            "mae": float(metrics.mean_absolute_error(own, answers)),
+            "rmse": float(metrics.root_mean_squared_error(own, answers)),
             "bias": bias,
             "agreement_low": low,
             "agreement_high": high,
-            "icc": agreement_of_raters(np.stack([true, predicted], 1)),
+            "icc": agreement_of_raters(np.stack([own, answers], 1)),
         }
-        if (true != true[0]).any():
-            values["r2"] = float(metrics.r2_score(true, predicted))
-        if records.low is not None and records.high is not None:
-            inside = (records.low[rows] <= true) & (true <= records.high[rows])
-            values["coverage"] = float(inside.mean())
+        if (own != own[0]).any():
+            values["r2"] = float(metrics.r2_score(own, answers))
+        if limits:
+            values["coverage"] = float(((limits[0][rows] <= own) & (own <= limits[1][rows])).mean())
         return values
 
     # Checks of its arguments would take most of the time.
     with config_context(assume_finite=True, skip_parameter_validation=True):
-        return measured(points, len(records.true), records.patients, draws, seed, ("coverage",))
+        return measured(points, len(true), patients, draws, seed, ("coverage",))
 
 
 def agreement(true: Array, predicted: Array) -> tuple[float | None, float, float | None]:
@@ -255,44 +245,29 @@ def agreement_of_raters(ratings: Array) -> float | None:
     return float((between - error) / below) if below > 0 else None
 
 
-@dataclass(frozen=True, eq=False)
-class Observed:
-    """Records with a time, and what a model answers.
-
-    Attributes:
-        times: of the event, or when a record was last seen, (n,).
-        events: whether the event was seen, (n,), bool.
-        risks: the larger, the sooner the event, (n,).
-        patients: of each record, if known.
-        edges: times for which survival is predicted, ascending, (m,).
-        survival: probability to survive each of them, (n, m); None without.
-    """
-
-    times: Array
-    events: Bools
-    risks: Array
-    patients: Sequence[str] | None = None
-    edges: Array | None = None
-    survival: Array | None = None
-
-    @property
-    def structured(self) -> Any:
-        """Event and time, as scikit-survival takes them, (n,)."""
-        pairs = np.empty(len(self.times), dtype=[("event", bool), ("time", float)])
-        pairs["event"], pairs["time"] = self.events, self.times
-        return pairs
+Curves = tuple[Array, Array]
 
 
 def time_metrics(
-    records: Observed, horizon: float, draws: int = DRAWS, seed: int = 0
+    observed: Any,
+    risks: Array,
+    horizon: float,
+    curves: Curves | None = None,
+    patients: Sequence[str] | None = None,
+    draws: int = DRAWS,
+    seed: int = 0,
 ) -> dict[str, Metric]:
     """Metrics of risks, with intervals from samples of patients or records.
 
     The distribution of censoring, by which some of them weight records, is that of these records.
 
     Args:
-        records: n of them.
+        observed: event and time of n records, as `sksurv.util.Surv` makes them, (n,).
+        risks: the larger, the sooner the event, (n,).
         horizon: up to which times are compared.
+        curves: times for which survival is predicted, ascending, (m,), and the probability to survive
+            each of them, (n, m); None without.
+        patients: of each record, if known.
         draws: number of samples.
         seed: of the samples.
 
@@ -306,30 +281,30 @@ def time_metrics(
     """
 
     def points(rows: Rows) -> dict[str, float | None]:
-        return _time_points(records, rows, horizon)
+        own = None if curves is None else (curves[0], curves[1][rows])
+        return _time_points(observed[rows], risks[rows], horizon, own)
 
-    found = measured(points, len(records.times), records.patients, draws, seed)
-    events = int((records.events & (records.times <= horizon)).sum())
+    found = measured(points, len(risks), patients, draws, seed)
+    events = int((observed["event"] & (observed["time"] <= horizon)).sum())
     return {
         name: Metric(each.value, each.low, each.high, events if "concord" in name else each.support)
         for name, each in found.items()
     }
 
 
-def _time_points(records: Observed, rows: Rows, horizon: float) -> dict[str, float | None]:
+def _time_points(
+    own: Any, risks: Array, horizon: float, curves: Curves | None
+) -> dict[str, float | None]:
     with needed_for(PURPOSE):
         from sksurv import metrics
 
+    names = ("concordance", "concordance_ipcw", "dynamic_auc")
     values: dict[str, float | None] = dict.fromkeys(
-        ("concordance", "concordance_ipcw", "dynamic_auc")
+        names if curves is None else (*names, "integrated_brier")
     )
-    if records.survival is not None:
-        values["integrated_brier"] = None
-    own, risks = records.structured[rows], records.risks[rows]
     # An event at the horizon is one; scikit-survival compares those before tau.
     after = float(np.nextafter(horizon, np.inf))
-    inside = own["time"] <= horizon
-    event, time = own["event"] & inside, np.minimum(own["time"], horizon)
+    event, time = own["event"] & (own["time"] <= horizon), np.minimum(own["time"], horizon)
     if not event.any():
         return values
     # Ten times between the first and the last decile of the events up to the horizon.
@@ -341,12 +316,12 @@ def _time_points(records: Observed, rows: Rows, horizon: float) -> dict[str, flo
         "concordance_ipcw": lambda: metrics.concordance_index_ipcw(own, own, risks, tau=after)[0],
         "dynamic_auc": lambda: metrics.cumulative_dynamic_auc(own, own, risks, grid)[1],
     }
-    if records.edges is not None and records.survival is not None:
-        at = (records.edges >= grid[0]) & (records.edges <= grid[-1])
+    if curves is not None:
+        edges, survival = curves
+        at = (edges >= grid[0]) & (edges <= grid[-1])
         if at.sum() > 1:
-            chances, edges = records.survival[rows][:, at], records.edges[at]
             wanted["integrated_brier"] = lambda: metrics.integrated_brier_score(
-                own, own, chances, edges
+                own, own, survival[:, at], edges[at]
             )
     for name, metric in wanted.items():
         # These records may not define it.
@@ -359,106 +334,64 @@ def _time_points(records: Observed, rows: Rows, horizon: float) -> dict[str, flo
     return values
 
 
-def thirds(risks: Array) -> NDArray[np.int64]:
-    """The third of each record by its risk, from 0 for low to 2 for high, (n,).
-
-    Example:
-        >>> thirds(np.array([0.3, 0.1, 0.2])).tolist()
-        [2, 0, 1]
-    """
-    ranks = np.argsort(np.argsort(risks, kind="stable"), kind="stable")
-    return (ranks * 3 // max(1, len(risks))).astype(np.int64)
-
-
-# Colours that people with colour blindness can tell apart (Okabe & Ito).
-BLUE, ORANGE, GREEN = "#0072b2", "#d55e00", "#009e73"
-BY_THIRD = (GREEN, BLUE, ORANGE)
-DRAWING = "the plots of an evaluation"
-# Of lines of reference.
-FAINT = "#8a8f98"
-
-
-def _figure(width: float, height: float) -> Any:
-    with needed_for(DRAWING):
-        from matplotlib.figure import Figure
-
-    return Figure(figsize=(width, height), layout="constrained")
-
-
-def _plain(axes: Any) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def predicted_against_true(records: Predictions, unit: str = "") -> Any:
-    """Predictions against true numbers, with the line of equality.
+def predicted_against_true(
+    figure: Any, true: Array, predicted: Array, limits: Sequence[Array] = ()
+) -> None:
+    """Draw predictions against true numbers, with the line of equality.
 
     Args:
-        records: the records; intervals of predictions are drawn where there are any.
-        unit: of the number.
-
-    Returns:
-        The figure.
+        figure: to draw in.
+        true: (n,), with n of one or more.
+        predicted: (n,).
+        limits: of the intervals of predictions, which are drawn where there are any.
     """
-    figure = _figure(5.0, 5.0)
-    axes = figure.add_subplot()
-    if records.low is not None and records.high is not None:
-        axes.vlines(records.true, records.low, records.high, color=BLUE, alpha=0.15, lw=1)
-    axes.plot(records.true, records.predicted, "o", color=BLUE, ms=3, alpha=0.6)
-    parts = (records.true, records.predicted, records.low, records.high)
-    both = np.concatenate([each for each in parts if each is not None])
-    ends = (float(both.min()), float(both.max())) if len(both) else (0.0, 1.0)
-    axes.plot(ends, ends, color=FAINT, lw=1, ls="--")
-    margin = 0.03 * (ends[1] - ends[0]) or 1.0
-    axes.set(xlim=(ends[0] - margin, ends[1] + margin), ylim=(ends[0] - margin, ends[1] + margin))
-    axes.set_xlabel(_with_unit("true", unit))
-    axes.set_ylabel(_with_unit("predicted", unit))
-    axes.set_box_aspect(1)
-    _plain(axes)
-    return figure
+    axes = svg.make_axes(figure, left=0.72, right=0.2, top=0.15, bottom=0.55)
+    if limits:
+        axes.vlines(true, *limits, color=svg.BLUE, alpha=0.15, lw=1, rasterized=True)
+    axes.plot(true, predicted, "o", color=svg.BLUE, ms=3, alpha=0.6, rasterized=True)
+    both = np.concatenate([true, predicted, *limits])
+    ends = np.array([both.min(), both.max()])
+    axes.plot(ends, ends, color=svg.LINE, lw=1, ls="--")
+    within = ends + (0.03 * np.ptp(ends) or 1.0) * np.array([-1, 1])
+    axes.set(xlim=within, ylim=within, xlabel="true", ylabel="predicted")
 
 
-def bland_altman(records: Predictions, unit: str = "") -> Any:
-    """Differences of predicted and true numbers against their mean, with bias and limits of
+def bland_altman(figure: Any, true: Array, predicted: Array) -> None:
+    """Draw differences of predicted and true numbers against their mean, with bias and limits of
     agreement.
 
     Args:
-        records: one or more.
-        unit: of the number.
-
-    Returns:
-        The figure.
+        figure: to draw in.
+        true: (n,), with n of one or more.
+        predicted: (n,).
 
     Source: Bland & Altman 1986.
     """
-    figure = _figure(6.4, 4.2)
-    axes = figure.add_subplot()
-    apart, middle = records.predicted - records.true, (records.predicted + records.true) / 2
-    axes.plot(middle, apart, "o", color=BLUE, ms=3, alpha=0.6)
-    axes.axhline(0, color=FAINT, lw=1)
-    low, bias, high = agreement(records.true, records.predicted)
-    for value, name in ((high, "upper limit"), (bias, "bias"), (low, "lower limit")):
-        if value is None:
-            continue
-        axes.axhline(value, color=ORANGE, lw=1, ls="-" if name == "bias" else "--")
-        place = {"transform": axes.get_yaxis_transform(), "va": "center", "fontsize": 8}
-        axes.text(1.01, value, f"{name}\n{value:.3g}", color=ORANGE, **place)
-    axes.set_xlabel(_with_unit("mean of predicted and true", unit))
-    axes.set_ylabel(_with_unit("predicted minus true", unit))
-    _plain(axes)
-    return figure
+    axes = svg.make_axes(figure, left=0.72, right=1.0, top=0.15, bottom=0.55)
+    middle, apart = (predicted + true) / 2, predicted - true
+    axes.plot(middle, apart, "o", color=svg.BLUE, ms=3, alpha=0.6, rasterized=True)
+    axes.axhline(0, color=svg.LINE, lw=1)
+    names = ("lower limit", "bias", "upper limit")
+    for name, value in zip(names, agreement(true, predicted), strict=True):
+        if value is not None:
+            axes.axhline(value, color=svg.ORANGE, lw=1, ls="-" if name == "bias" else "--")
+            place = {"transform": axes.get_yaxis_transform(), "va": "center", "fontsize": 8}
+            axes.text(1.01, value, f"{name}\n{value:.3g}", color=svg.ORANGE, **place)
+    axes.set(xlabel="mean of predicted and true", ylabel="predicted minus true")
 
 
-def kaplan_meier_thirds(records: Observed, horizon: float, unit: str = "") -> Any:
-    """Kaplan-Meier curves of the thirds of the records by risk, with 95 % intervals and the numbers
-    at risk below.
+def kaplan_meier_thirds(
+    figure: Any, observed: Any, risks: Array, horizon: float, unit: str = ""
+) -> None:
+    """Draw Kaplan-Meier curves of the thirds of the records by risk, with 95 % intervals and the
+    numbers at risk below.
 
     Args:
-        records: the records.
+        figure: to draw in.
+        observed: as in `time_metrics`.
+        risks: (n,).
         horizon: end of the axis.
         unit: of the times.
-
-    Returns:
-        The figure.
 
     Raises:
         PackageError: without lifelines.
@@ -466,44 +399,29 @@ def kaplan_meier_thirds(records: Observed, horizon: float, unit: str = "") -> An
     with needed_for(PURPOSE):
         from lifelines import KaplanMeierFitter
 
-    figure = _figure(6.4, 5.0)
+    figure.set_layout_engine("constrained")
     axes, table = figure.subplots(2, 1, sharex=True, height_ratios=(4, 1))
-    own = thirds(records.risks)
-    ticks = _ticks(horizon)
+    ranks = np.argsort(np.argsort(risks, kind="stable"), kind="stable")
+    thirds = ranks * 3 // max(1, len(risks))
+    ticks = axes.xaxis.get_major_locator().tick_values(0, horizon)
+    ticks = ticks[(ticks >= 0) & (ticks <= horizon)]
     for third, (name, colour) in enumerate(zip(THIRDS, BY_THIRD, strict=True)):
-        at = own == third
-        counts = [int((records.times[at] >= tick).sum()) for tick in ticks]
-        for tick, count in zip(ticks, counts, strict=True):
+        own = observed[thirds == third]
+        for tick in ticks:
+            count = (own["time"] >= tick).sum()
             table.text(tick, third, f"{count}", ha="center", va="center", fontsize=8, color=colour)
-        if not at.any():
-            continue
-        fit = KaplanMeierFitter().fit(records.times[at], records.events[at])
-        times = np.append(fit.survival_function_.index.to_numpy(), horizon)
-        values = fit.survival_function_.to_numpy()[:, 0]
-        low, high = fit.confidence_interval_.to_numpy().T
-        steps = {"step": "post", "color": colour, "alpha": 0.12, "lw": 0}
-        axes.step(times, np.append(values, values[-1]), where="post", color=colour, label=name)
-        axes.fill_between(times, np.append(low, low[-1]), np.append(high, high[-1]), **steps)
+        if len(own):
+            line = np.unique([0.0, *own["time"], horizon])
+            fit = KaplanMeierFitter().fit(own["time"], own["event"], timeline=line)
+            axes.step(line, fit.survival_function_, where="post", color=colour, label=name)
+            limits = fit.confidence_interval_.to_numpy().T
+            axes.fill_between(line, *limits, step="post", color=colour, alpha=0.12, lw=0)
     axes.set(xlim=(0, horizon), ylim=(0, 1.02), ylabel="survival")
     axes.legend(frameon=False, loc="lower left", fontsize=8)
-    _plain(axes)
     table.set_yticks(range(3), THIRDS)
     table.set_ylim(2.6, -0.6)
     table.set_title("number at risk", fontsize=8, loc="left")
     table.tick_params(axis="y", length=0, labelsize=8, pad=14)
     table.set_xticks(ticks)
-    table.set_xlabel(_with_unit("time", unit))
-    table.spines[["top", "right", "left"]].set_visible(False)
-    return figure
-
-
-def _ticks(horizon: float) -> NDArray[np.float64]:
-    with needed_for(DRAWING):
-        from matplotlib.ticker import MaxNLocator
-
-    found = np.asarray(MaxNLocator(6).tick_values(0, horizon))
-    return found[(found >= 0) & (found <= horizon)]
-
-
-def _with_unit(name: str, unit: str) -> str:
-    return f"{name} [{unit}]" if unit else name
+    table.set_xlabel(f"time [{unit}]" if unit else "time")
+    table.spines["left"].set_visible(False)

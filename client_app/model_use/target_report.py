@@ -4,26 +4,28 @@ pictures.
 
 from __future__ import annotations
 
-import base64
+import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from io import BytesIO
+from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 
 from fedsurrogate.common.errors import DataError
-from fedsurrogate.common.models.class_metrics import Array, Metric, curves_of
+from fedsurrogate.common.extras import needed_for
+from fedsurrogate.common.models.class_metrics import Metric, curves_of
 from fedsurrogate.common.models.classifiers import Classifier, scores_alone, target_of_model
 from fedsurrogate.common.pages.svg import (
     MOST_DRAWN,
     curve_pictures,
     page_head,
+    render,
     render_page,
     trusted,
     undrawn,
 )
+from fedsurrogate.common.targets.labels import LABELS
 from fedsurrogate.common.targets.metrics import (
     IN_WORDS,
     answers_of,
@@ -33,17 +35,25 @@ from fedsurrogate.common.targets.metrics import (
     metrics_of,
     score_in_words,
 )
+from fedsurrogate.common.targets.number import NUMBER
 from fedsurrogate.common.targets.registry import TARGETS
+from fedsurrogate.common.targets.time import TIME
 
-from . import target_metrics
 from .calibration import PRESENT, Calibration, decided_answers
 from .held_out import HeldOut
-from .target_metrics import Observed, Predictions, label_metrics, number_metrics, time_metrics
+from .target_metrics import (
+    PURPOSE,
+    bland_altman,
+    kaplan_meier_thirds,
+    label_metrics,
+    number_metrics,
+    predicted_against_true,
+    time_metrics,
+)
 
 # Titles and pictures, as HTML.
 Pictures = list[tuple[str, str]]
 MetricValues = dict[str, dict[str, Metric]]
-IMAGE = '<img alt="{{ title }}" style="max-width: 100%" src="data:image/png;base64,{{ content }}">'
 # The beginning of every page about an evaluation.
 HEADING = (
     page_head("Evaluation · {{ e.model.name }}")
@@ -85,34 +95,6 @@ Intervals are percentiles of {{ "whole patients" if e.patients else "records" }}
 )
 
 
-@dataclass(frozen=True, eq=False)
-class Answers:
-    """Records and what a model says of them.
-
-    Attributes:
-        facts: that the model carries about its target.
-        outputs: names of its scores.
-        scores: (n, o).
-        columns: what it answers, by name, (n,) each.
-        plain: the same without anything of this site.
-        values: true ones, (n, k), NaN where missing.
-        patients: of each record, if known.
-    """
-
-    facts: Mapping[str, Any]
-    outputs: tuple[str, ...]
-    scores: torch.Tensor
-    columns: Mapping[str, Array]
-    plain: Mapping[str, Array]
-    values: Array
-    patients: tuple[str, ...] | None
-
-    def true(self, name: str) -> Array:
-        """The true values (n,) of an output."""
-        column: Array = self.values[:, list(self.facts["columns"]).index(name)]
-        return column
-
-
 def page_of_target(content: Mapping[str, Any], pictures: Pictures) -> str:
     """The page of an evaluation.
 
@@ -138,7 +120,7 @@ def page_of_target(content: Mapping[str, Any], pictures: Pictures) -> str:
         "score": score[:1].upper() + score[1:],
         "rows": rows,
         "columns": {key: IN_WORDS.get(key, key.replace("_", " ")) for key in keys},
-        "pictures": [(title, trusted(picture)) for title, picture in pictures],
+        "pictures": [(title, trusted(picture)) for title, picture in pictures if picture],
         "undrawn": undrawn(),
     }
     return render_page(PAGE, values).lstrip()
@@ -184,116 +166,79 @@ def target_facts(
 
     Raises:
         DataError: for records without values.
-        PackageError: without a library that computes a metric, or matplotlib.
+        PackageError: without a library that computes a metric.
     """
     if held.values is None:
         raise DataError("the held-out records have no values of the model's target")
     target, outputs = target_of_model(classifier), classifier.header.classes
     scores, facts = scores_alone(classifier, held.features), facts_of(target)
-    columns, plain = (
-        {name: column.numpy() for name, column in answers.items()}
-        for answers in (
+    answers, plain = (
+        {name: column.numpy() for name, column in each.items()}
+        for each in (
             decided_answers(target, outputs, scores, calibration),
             answers_of(target, outputs, scores),
         )
     )
-    answers = Answers(facts, outputs, scores, columns, plain, held.values.numpy(), held.patients)
-    judge = JUDGED.get(str(facts["name"]))
-    metric_values, pictures = (
-        (_plain(target, answers), []) if judge is None else judge(answers, draws)
-    )
+    values, own = held.values.numpy(), dict[str, Any](patients=held.patients, draws=draws)
+    true = dict(zip(facts["columns"], values.T, strict=True))
+    metric_values: MetricValues = {}
+    pictures: Pictures = []
+    match facts["name"]:
+        case NUMBER.name:
+            for name in outputs:
+                limits = [answers[end] for end in (f"{name} low", f"{name} high") if end in answers]
+                both = true[name], answers[name]
+                metric_values[name] = number_metrics(*both, limits, **own)
+                against = partial(predicted_against_true, limits=limits)
+                for title, draw in (
+                    ("predicted against true", against),
+                    ("differences (Bland and Altman)", bland_altman),
+                ):
+                    pictures.append(_picture(f"{name}: {title}", draw, *both))
+        case LABELS.name:
+            chances, before = ({name: each[name] for name in outputs} for each in (answers, plain))
+            present = {n: answers[n + PRESENT] for n in outputs if n + PRESENT in answers}
+            truth = np.stack([true[name] for name in outputs], 1)
+            metric_values = label_metrics(truth, chances, before, present, **own)
+            known = {name: ~np.isnan(true[name]) for name in outputs}
+            curves = {n: curves_of(true[n][at] == 1, chances[n][at]) for n, at in known.items()}
+            pictures = [
+                (f"{title}: {', '.join(some)}", picture)
+                for some in (
+                    outputs[at : at + MOST_DRAWN] for at in range(0, len(outputs), MOST_DRAWN)
+                )
+                for _, title, picture in curve_pictures(curves, some)
+            ]
+        case TIME.name:
+            edges, unit = np.asarray(facts["edges"], dtype=float), str(facts.get("unit", ""))
+            # At the horizon itself no record is left to compare.
+            survival = [answers[f"survival {edge:g}"] for edge in edges[1:-1]]
+            curve = (edges[1:-1], np.stack(survival, 1)) if survival else None
+            with needed_for(PURPOSE):
+                from sksurv.util import Surv
+            both = Surv.from_arrays(values[:, 1] == 1, values[:, 0]), answers["risk"]
+            metric_values["risk"] = time_metrics(*both, edges[-1], curve, **own)
+            title = "Survival by third of the risk"
+            pictures.append(_picture(title, kaplan_meier_thirds, *both, edges[-1], unit))
+        case _:
+            # The metrics of a run, without intervals and pictures.
+            sums = measured(target, outputs, scores, held.values)
+            for name, found in metrics_of(sums).items():
+                count = int(found.pop("records"))
+                metric_values[name] = {
+                    key: Metric(value, None, None, count) for key, value in found.items()
+                }
     content = {
-        "count": len(held.values),
+        "count": len(values),
         "patients": held.patients is not None,
         "metric_values": {
-            name: {key: asdict(each) for key, each in own.items()}
-            for name, own in metric_values.items()
+            name: {key: asdict(each) for key, each in found.items()}
+            for name, found in metric_values.items()
         },
     }
     return content, pictures
 
 
-def _numbers(answers: Answers, draws: int) -> tuple[MetricValues, Pictures]:
-    metric_values: MetricValues = {}
-    pictures: Pictures = []
-    for name in answers.outputs:
-        low, high = (answers.columns.get(f"{name} {end}") for end in ("low", "high"))
-        records = Predictions(
-            answers.true(name), answers.columns[name], low, high, answers.patients
-        )
-        metric_values[name] = number_metrics(records, draws)
-        for title, draw in (
-            ("predicted against true", target_metrics.predicted_against_true),
-            ("differences (Bland and Altman)", target_metrics.bland_altman),
-        ):
-            pictures.append(_picture(f"{name}: {title}", draw(records)))
-    return metric_values, pictures
-
-
-def _labels(answers: Answers, draws: int) -> tuple[MetricValues, Pictures]:
-    names = answers.outputs
-    truth = np.stack([answers.true(name) for name in names], 1)
-    chances, plain = (
-        {name: each[name] for name in names} for each in (answers.columns, answers.plain)
-    )
-    present = {
-        name: answers.columns[name + PRESENT] for name in names if name + PRESENT in answers.columns
-    }
-    metric_values = label_metrics(truth, chances, plain, present, answers.patients, draws)
-    curves = {}
-    for at, name in enumerate(names):
-        known = ~np.isnan(truth[:, at])
-        curves[name] = curves_of(truth[known, at] == 1, chances[name][known])
-    return metric_values, [
-        (f"{title}: {', '.join(some)}", svg)
-        for some in (names[at : at + MOST_DRAWN] for at in range(0, len(names), MOST_DRAWN))
-        for _, title, svg in curve_pictures(curves, some)
-    ]
-
-
-def _times(answers: Answers, draws: int) -> tuple[MetricValues, Pictures]:
-    edges = np.asarray(answers.facts["edges"], dtype=float)
-    # At the horizon itself no record is left to compare.
-    curves = [answers.columns[f"survival {edge:g}"] for edge in edges[1:-1]]
-    records = Observed(
-        answers.values[:, 0],
-        answers.values[:, 1] == 1,
-        answers.columns["risk"],
-        answers.patients,
-        edges[1:-1],
-        np.stack(curves, 1) if curves else None,
-    )
-    horizon, unit = float(edges[-1]), str(answers.facts.get("unit", ""))
-    figure = target_metrics.kaplan_meier_thirds(records, horizon, unit)
-    return (
-        {"risk": time_metrics(records, horizon, draws)},
-        [_picture("Survival by third of the risk", figure)],
-    )
-
-
-def _plain(target: str, answers: Answers) -> MetricValues:
-    """The metrics of a run, without intervals and pictures, for any other kind of target."""
-    sums = measured(target, answers.outputs, answers.scores, torch.from_numpy(answers.values))
-    return {
-        output: {
-            name: Metric(value, None, None, int(own["records"]))
-            for name, value in own.items()
-            if name != "records"
-        }
-        for output, own in metrics_of(sums).items()
-    }
-
-
-JUDGED: dict[str, Callable[[Answers, int], tuple[MetricValues, Pictures]]] = {
-    "regression": _numbers,
-    "multilabel": _labels,
-    "survival": _times,
-}
-
-
-def _picture(title: str, figure: Any) -> tuple[str, str]:
-    """A figure as PNG in an image of HTML."""
-    out = BytesIO()
-    figure.savefig(out, format="png", dpi=110)
-    content = base64.b64encode(out.getvalue()).decode()
-    return title, render_page(IMAGE, {"title": title, "content": content})
+def _picture(title: str, draw: Callable[..., None], *of: Any) -> tuple[str, str]:
+    name = hashlib.sha256(title.encode()).hexdigest()[:8]
+    return title, render(f"evaluation-{name}", 3.6, lambda figure: draw(figure, *of))

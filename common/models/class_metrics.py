@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, is_dataclass, replace
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -261,27 +261,42 @@ class ClassReport:
     metric_values: Mapping[str, Metric]
 
 
+# The coordinates of its points; of a reliability curve also the records of each.
+Curve = tuple[list[float], list[float]] | tuple[list[float], list[float], list[int]]
+
+
 @dataclass(frozen=True)
-class Report:
-    """Metrics of all classes, and averages over all classes that have a record.
+class ModelQuality:
+    """Metrics of a model on test records, as scikit-learn defines them, each with a 95 % interval.
 
     Attributes:
         classes: names of C classes.
-        records: number of records.
+        records: number of records that are judged.
+        unknown: number of records of classes that the model does not know; they are not judged.
         units: number of patients that the intervals resample; 0 if single records.
-        per_class: metrics of each class.
-        averages: by name.
-        confusion: (C, C), records by true class (rows) and decision (columns).
+        majority: accuracy of the majority baseline.
+        averages: by name, over all classes that have a record.
+        per_class: metrics of each class; empty where there are more than a hundred.
+        confusion: (C, C), records by true class (rows) and decision (columns); empty likewise.
         left_out: classes without a record, of which nothing can be measured.
+        curves: of the first classes, or of the rarer of two: ROC, precision and recall, reliability.
     """
 
     classes: tuple[str, ...]
     records: int
+    unknown: int
     units: int
-    per_class: tuple[ClassReport, ...]
+    majority: float
     averages: Mapping[str, Metric]
-    confusion: NDArray[np.int64]
-    left_out: tuple[str, ...]
+    per_class: tuple[ClassReport, ...] = ()
+    confusion: tuple[tuple[int, ...], ...] = ()
+    left_out: tuple[str, ...] = ()
+    curves: Mapping[str, Mapping[str, Curve | None]] | None = None
+
+    def facts(self) -> dict[str, Any]:
+        """As JSON values, with six digits."""
+        found: dict[str, Any] = _rounded(self)
+        return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -323,8 +338,10 @@ class Drawn(NamedTuple):
     units: int
 
 
-def report(judged: Judged, classes: tuple[str, ...], draws: int = DRAWS, seed: int = 0) -> Report:
-    """Every metric with its interval.
+def report(
+    judged: Judged, classes: tuple[str, ...], draws: int = DRAWS, seed: int = 0
+) -> ModelQuality:
+    """Every metric with its interval, without curves.
 
     Intervals are percentiles over samples of whole patients, or of records.
 
@@ -357,9 +374,17 @@ def report(judged: Judged, classes: tuple[str, ...], draws: int = DRAWS, seed: i
     )
     matrix = np.zeros((len(classes), len(classes)), dtype=np.int64)
     np.add.at(matrix, (labels, decisions), 1)
-    left_out = tuple(row.name for row in rows if not row.support)
-    units = 0 if patients is None else len(set(patients))
-    return Report(classes, len(labels), units, rows, averages, matrix, left_out)
+    return ModelQuality(
+        classes,
+        len(labels),
+        unknown=0,
+        units=0 if patients is None else len(set(patients)),
+        majority=max(sizes) / max(1, len(labels)),
+        averages=averages,
+        per_class=rows,
+        confusion=tuple(map(tuple, matrix.tolist())),
+        left_out=tuple(row.name for row in rows if not row.support),
+    )
 
 
 def averages_of(
@@ -621,43 +646,6 @@ MOST_CLASSES, MOST_CURVES, POINTS = 100, 10, 100
 ROOM, FEWEST_DRAWS = 20_000_000, 200
 DIGITS = 6
 
-# The coordinates of its points; of a reliability curve also the records of each.
-Curve = tuple[list[float], list[float]] | tuple[list[float], list[float], list[int]]
-
-
-@dataclass(frozen=True)
-class ModelQuality:
-    """Metrics of a model on test records, as scikit-learn defines them, each with a 95 % interval.
-
-    Attributes:
-        classes: names of C classes.
-        records: number of records that are judged.
-        unknown: number of records of classes that the model does not know; they are not judged.
-        units: number of patients that the intervals resample; 0 if single records.
-        majority: accuracy of the majority baseline.
-        averages: by name, over all classes that have a record.
-        per_class: metrics of each class; empty where there are more than a hundred.
-        confusion: (C, C), records by true class (rows) and decision (columns); empty likewise.
-        left_out: classes without a record, of which nothing can be measured.
-        curves: of the first classes, or of the rarer of two: ROC, precision and recall, reliability.
-    """
-
-    classes: tuple[str, ...]
-    records: int
-    unknown: int
-    units: int
-    majority: float
-    averages: Mapping[str, Metric]
-    per_class: tuple[ClassReport, ...] = ()
-    confusion: tuple[tuple[int, ...], ...] = ()
-    left_out: tuple[str, ...] = ()
-    curves: Mapping[str, Mapping[str, Curve | None]] | None = None
-
-    def facts(self) -> dict[str, Any]:
-        """As JSON values, with six digits."""
-        found: dict[str, Any] = _rounded(self)
-        return found
-
 
 def quality_of(
     scores: torch.Tensor,
@@ -697,23 +685,10 @@ def quality_of(
     count, few = len(rows), len(classes) <= MOST_CLASSES
     draws = min(DRAWS, max(FEWEST_DRAWS, ROOM // (count * len(classes))))
     found = report(judged, classes, draws)
-    sizes = np.bincount(judged.labels, minlength=len(classes)).tolist()
-    drawn = drawn_classes(sizes)[:MOST_CURVES]
-    return ModelQuality(
-        classes,
-        count,
-        int((~known).sum()),
-        found.units,
-        max(sizes) / count,
-        found.averages,
-        found.per_class if few else (),
-        tuple(map(tuple, found.confusion.tolist())) if few else (),
-        found.left_out,
-        {
-            classes[index]: _thinned(curves_of(judged.labels == index, chances[:, index]))
-            for index in drawn
-        },
-    )
+    drawn = drawn_classes([row.support for row in found.per_class])[:MOST_CURVES]
+    curves = {classes[at]: _thinned(curves_of(judged.labels == at, chances[:, at])) for at in drawn}
+    found = replace(found, unknown=int((~known).sum()), curves=curves)
+    return found if few else replace(found, per_class=(), confusion=())
 
 
 def packed_quality(found: ModelQuality) -> str:

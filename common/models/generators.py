@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -69,7 +69,25 @@ class Encoder(nn.Module):
         return mean, log_variance.clamp(-LARGEST_LOG, LARGEST_LOG)
 
 
-class Decoder(nn.Module):
+class _OfClasses(nn.Module):
+    """What both kinds of generators have: statistics of the classes, and the dimension of z.
+
+    Attributes:
+        means: of the classes, (C, d).
+        counts: sizes of the classes, (C,).
+    """
+
+    means: Tensor
+    counts: Tensor
+
+    def __init__(self, latent: int, classes: int, dimension: int) -> None:
+        super().__init__()
+        self.latent = latent
+        self.register_buffer(MEANS, torch.zeros(classes, dimension))
+        self.register_buffer(COUNTS, torch.zeros(classes))
+
+
+class Decoder(_OfClasses):
     """Decoder: from z and classes to the mean of embeddings, their variance and the prior of z.
 
     The mean is the sum of the class means, which are given and not trained, a linear map, and three
@@ -86,14 +104,7 @@ class Decoder(nn.Module):
         dimension: of the embeddings, d.
         learned_variance: whether the variance of every dimension is learned.
         class_prior: whether the prior of z is learned for every class.
-
-    Attributes:
-        means: of the classes, (C, d).
-        counts: sizes of the classes, (C,).
     """
-
-    means: Tensor
-    counts: Tensor
 
     def __init__(
         self,
@@ -104,8 +115,7 @@ class Decoder(nn.Module):
         learned_variance: bool,
         class_prior: bool,
     ) -> None:
-        super().__init__()
-        self.latent = latent
+        super().__init__(latent, classes, dimension)
         self.linear = nn.Linear(latent + classes, dimension, bias=not hidden)
         nn.init.zeros_(self.linear.weight)
         _draw(self.linear.weight[:, :latent], 0.02 if hidden else 0.05)
@@ -120,8 +130,6 @@ class Decoder(nn.Module):
             nn.init.constant_(self.variance.weight, -1.0)
         if self.prior is not None:
             nn.init.zeros_(self.prior.weight)
-        self.register_buffer(MEANS, torch.zeros(classes, dimension))
-        self.register_buffer(COUNTS, torch.zeros(classes))
 
     def forward(self, z: Tensor, kinds: Tensor) -> Tensor:
         """The mean of embeddings.
@@ -147,9 +155,7 @@ class Decoder(nn.Module):
             Mean and log variance of z, (n, latent) each.
         """
         if self.prior is None:
-            return kinds.new_zeros(len(kinds), self.latent), kinds.new_zeros(
-                len(kinds), self.latent
-            )
+            return (kinds.new_zeros(len(kinds), self.latent),) * 2
         mean, log_variance = self.prior(kinds).chunk(2, 1)
         return mean, log_variance.clamp(-LARGEST_LOG, LARGEST_LOG)
 
@@ -162,11 +168,10 @@ class Decoder(nn.Module):
         Returns:
             Log variance (n, d); None if it is not learned.
         """
-        return (
-            None
-            if self.variance is None
-            else self.variance(kinds.new_ones(len(kinds), 1)).clamp(-LARGEST_LOG, LARGEST_LOG)
-        )
+        if self.variance is None:
+            return None
+        found: Tensor = self.variance(kinds.new_ones(len(kinds), 1))
+        return found.clamp(-LARGEST_LOG, LARGEST_LOG)
 
     def draw(self, kinds: Tensor, generator: torch.Generator) -> Tensor:
         """Embeddings of classes.
@@ -187,7 +192,7 @@ class Decoder(nn.Module):
         return drawn
 
 
-class GanGenerator(nn.Module):
+class GanGenerator(_OfClasses):
     """The generator of the paper's conditional GAN: from z and classes to embeddings.
 
     The output is linear, and the class means are added, as in the decoder.
@@ -196,21 +201,11 @@ class GanGenerator(nn.Module):
         latent: dimension of z.
         classes: C.
         dimension: of the embeddings, d.
-
-    Attributes:
-        means: of the classes, (C, d).
-        counts: sizes of the classes, (C,).
     """
 
-    means: Tensor
-    counts: Tensor
-
     def __init__(self, latent: int, classes: int, dimension: int) -> None:
-        super().__init__()
-        self.latent = latent
+        super().__init__(latent, classes, dimension)
         self.layers = stack(latent + classes, *GAN_GENERATOR, dimension)
-        self.register_buffer(MEANS, torch.zeros(classes, dimension))
-        self.register_buffer(COUNTS, torch.zeros(classes))
 
     def forward(self, z: Tensor, kinds: Tensor) -> Tensor:
         """Embeddings.
@@ -352,12 +347,8 @@ def elbo(
     squares, spread = (embeddings - drawn).square(), decoder.log_variance(kinds)
     missed = squares if spread is None else squares / spread.exp() + spread
     at, log_width = decoder.prior_of(kinds)
-    apart = (
-        log_width
-        - log_variance
-        + ((log_variance.exp() + (mean - at).square()) / log_width.exp())
-        - 1
-    )
+    spread_out = (log_variance.exp() + (mean - at).square()) / log_width.exp()
+    apart = log_width - log_variance + spread_out - 1
     return missed.sum(1) / 2, apart.sum(1) / 2
 
 
@@ -439,12 +430,8 @@ class Generator:
         return [max(0.0, count) for count in self.tensors[COUNTS].tolist()]
 
     def _empty(self) -> AnyGenerator:
-        return fresh_generator(
-            self.run.settings,
-            self.run.method.adversarial,
-            len(self.header.classes),
-            self.tensors[MEANS].shape[1],
-        )
+        sizes = len(self.header.classes), self.dimension
+        return fresh_generator(self.run.settings, self.run.method.adversarial, *sizes)
 
 
 def scaled(features: Tensor) -> Tensor:
@@ -483,8 +470,3 @@ def labels_like(shares: Sequence[float], count: int) -> Tensor:
     return torch.arange(len(shares)).repeat_interleave(
         torch.diff(ends, prepend=torch.zeros(1, dtype=torch.int64))
     )
-
-
-def load_into(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Copy parameters and buffers into a module."""
-    module.load_state_dict({name: tensor.clone() for name, tensor in tensors.items()})

@@ -211,10 +211,10 @@ def build(kind: Model, inputs: int, classes: int, tensors: Mapping[str, Tensor])
     Raises:
         SurrogateError: for tensors that are not a network's of this kind and these sizes.
     """
-    return fresh(kind, inputs, classes, _checked_width(kind, inputs, classes, tensors))
+    return fresh(kind, inputs, classes, check_parameters(kind, inputs, classes, tensors))
 
 
-def check_parameters(kind: Model, inputs: int, classes: int, tensors: Mapping[str, Tensor]) -> None:
+def check_parameters(kind: Model, inputs: int, classes: int, tensors: Mapping[str, Tensor]) -> int:
     """Check that tensors are the parameters of a network, without memory for the network.
 
     Args:
@@ -223,14 +223,12 @@ def check_parameters(kind: Model, inputs: int, classes: int, tensors: Mapping[st
         classes: number of classes.
         tensors: parameters by name, of any shapes.
 
+    Returns:
+        The network's width.
+
     Raises:
         SurrogateError: for other names or shapes, or a network that cannot be.
     """
-    _checked_width(kind, inputs, classes, tensors)
-
-
-def _checked_width(kind: Model, inputs: int, classes: int, tensors: Mapping[str, Tensor]) -> int:
-    """The width of a network with these parameters; raises as `check_parameters`."""
     if not 0 < inputs <= LARGEST_DIMENSION or not classes:
         raise SurrogateError(
             f"a {kind} of {str(inputs)[:20]} inputs for {classes} classes; 1 to "

@@ -8,7 +8,7 @@ import inspect
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -160,9 +160,8 @@ def train_on_features(
         True
     """
     if not len(targets):
-        return features.new_zeros(classes, features.shape[1]).float(), features.new_zeros(
-            classes
-        ).float()
+        none = features.new_zeros(classes, features.shape[1] + 1).float()
+        return none[:, 1:], none[:, 0]
     generator = torch.Generator().manual_seed(seed)
     features = features.float()
     per_pass = -(-len(targets) // settings.batch_size)
@@ -269,7 +268,3 @@ def _warp(images: Tensor, matrix: list[list[float]]) -> Tensor:
     theta = torch.tensor(matrix, device=images.device, dtype=images.dtype).expand(len(images), 2, 3)
     grid = torch.nn.functional.affine_grid(theta, list(images.shape), align_corners=True)
     return torch.nn.functional.grid_sample(images, grid, align_corners=True)
-
-
-T = TypeVar("T")
-R = TypeVar("R")

@@ -39,25 +39,6 @@ def test_what_is_learned_from_fitted_surrogates_is_what_a_run_learns(tmp_path: P
     assert len(result.rounds) == 1
 
 
-def test_a_model_follows_the_conventions_of_scikit_learn() -> None:
-    model = fs.learn(made(covariance="gram"))
-    assert model.classes_.dtype.kind == "i"
-    probabilities = model.predict_proba(TEST[0])
-    assert probabilities.shape == (397, 10)
-    assert np.allclose(probabilities.sum(1), 1, atol=1e-5)
-    assert (model.classes_[probabilities.argmax(1)] == model.predict(TEST[0])).all()
-    assert model.score(*TEST) == pytest.approx((model.predict(TEST[0]) == TEST[1]).mean())
-    assert "\n" not in repr(model) + repr(made()[0])
-
-
-def test_names_of_classes_stay_names() -> None:
-    binary = Y < 2
-    words = np.array(["zero", "one"])[Y[binary]]
-    model = fs.learn([fs.fit(X[binary], words, **QUICK)])
-    assert set(model.predict(X[binary])) == {"zero", "one"}
-    assert model.score(X[binary], words) > 0.9
-
-
 @pytest.mark.parametrize("method", ["fedpft", "ensemble", "average"])
 def test_saved_models_and_surrogates_load_as_they_were(tmp_path: Path, method: str) -> None:
     surrogates = made(method=method)

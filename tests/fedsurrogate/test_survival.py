@@ -62,10 +62,6 @@ def test_the_score_is_that_of_scikit_survival() -> None:
     model = Survival(horizon=HORIZON).fit(X, Y, sites=SITES)
     expected = concordance_index_censored(y["event"], y["time"], model.predict(x))[0]
     assert model.score(x, y) == pytest.approx(expected)
-    # As (n, 2), and with the fields in the other order.
-    assert model.score(x, np.stack([y["time"], y["event"]], 1)) == model.score(x, y)
-    turned = np.array(list(zip(y["time"], y["event"], strict=True)), [("t", float), ("e", bool)])
-    assert model.score(x, turned) == model.score(x, y)
 
 
 @settings(max_examples=20)

@@ -24,7 +24,6 @@ from fedsurrogate.common.models.generators import (
     elbo,
     fresh_companion,
     fresh_generator,
-    load_into,
     scaled,
 )
 from fedsurrogate.common.models.networks import parameters_of
@@ -347,7 +346,7 @@ def trained(job: Job) -> Trained:
         return _first_round(job, classes, (features, labels, units), companion)
     counts = _restore(job, companion, len(classes))
     shared = fresh_generator(run.settings, run.method.adversarial, len(classes), features.shape[1])
-    load_into(shared, received.tensors)
+    shared.load_state_dict(dict(received.tensors))
     device = site_device(run.settings.device, job.node)
     embeddings, labels = scaled(features).to(device), labels.to(device)
     shared, companion = shared.to(device), companion.to(device)

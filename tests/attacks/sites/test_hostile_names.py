@@ -184,7 +184,7 @@ def facts_of_evaluation() -> dict[str, Any]:
     chances = torch.softmax(torch.randn(60, 2, generator=torch.Generator().manual_seed(0)), 1)
     judged = Judged(labels, chances.double().numpy(), chances.argmax(1).numpy())
     found = report(judged, ("A", "B"), draws=20)
-    shown = asdict(found) | {"confusion": found.confusion.tolist()}
+    shown = asdict(found)
     line = [[0.0, 1.0], [0.0, 1.0]]
     model = {"name": "MODEL", "method": "METHOD", "run": "RUN", "sites": 2, "privacy": None}
     chosen = {"positive": "A", "threshold": 0.5, "temperature": 1.0, "note": "NOTE"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -50,7 +51,8 @@ def test_no_release_of_an_audit_has_a_part_of_a_patient(
         patch.setattr(release_audit, "load_site", lambda *_: site)
         patch.setattr(release_audit, "site_function", watched)
         patch.setattr(release_audit, "MOST_RECORDS", most)
-        patch.setattr(release_audit, "_places", lambda run, node, rows: [""] * len(rows))
+        places = SimpleNamespace(dataset=SimpleNamespace(where=str))
+        patch.setattr(release_audit, "share", lambda *_: places)
         found = release_audit.audit_release(RUN, NodeConfig(), seconds=0.0, seed=seed)
     assert (found.records, found.of) == (min(most, len(units)), len(units))
     attacked = sorted((*used[0], *used[1]))

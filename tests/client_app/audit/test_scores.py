@@ -336,18 +336,15 @@ def test_the_black_box_is_the_distance_to_the_nearest_of_the_drawn_records_of_th
     made = decoder(1)
     features = torch.randn(len(labels), D_FORMULAS, generator=torch.Generator().manual_seed(2))
     chosen = torch.tensor(labels)
-    found = closest_synthetic(made, features, chosen, seed=3, drawn=7)
-    generator = torch.Generator().manual_seed(3)
+    found = closest_synthetic(made, features, chosen)
+    generator = torch.Generator().manual_seed(0)
     for label in sorted(set(labels)):
-        kinds = torch.eye(CLASSES_FORMULAS)[[label] * 7]
+        kinds = torch.eye(CLASSES_FORMULAS)[[label] * 500]
         drawn = made.draw(kinds, generator).detach().double().numpy()
         for at, record in enumerate(unit(features)):
             if labels[at] == label:
                 near = float(cdist(record[None], drawn).min())
                 assert float(found[at]) == pytest.approx(-near / math.sqrt(D_FORMULAS), rel=1e-4)
-    usual = closest_synthetic(made, features, chosen)
-    assert torch.equal(usual, closest_synthetic(made, features, chosen, seed=0, drawn=500))
-    assert not torch.equal(usual, closest_synthetic(made, features, chosen, seed=1, drawn=500))
 
 
 def release_formulas(tensors: dict[str, Numbers], claim: Any = None) -> Parameters:
@@ -413,9 +410,8 @@ def test_scores_of_noisy_sums_are_products_over_the_variances_of_the_noise(
 
 
 @pytest.mark.parametrize("pairs", [2, 3])
-@pytest.mark.parametrize("gamma", [None, 1.0, 1.5])
 def test_rmia_of_releases_has_the_others_as_references_down_to_the_last_digits(
-    pairs: int, gamma: float | None
+    pairs: int,
 ) -> None:
     """Also where a reference is zero, for which a probability of a trillionth stands."""
     drawn = np.random.default_rng(3)
@@ -423,10 +419,7 @@ def test_rmia_of_releases_has_the_others_as_references_down_to_the_last_digits(
     members = np.stack([half, ~half], 1).reshape(2 * pairs, 5)
     scores = 2 * drawn.normal(size=(2 * pairs, 5))
     scores[:, 0], scores[:, 1] = -np.inf, 1e4
-    chance, found = (
-        expit(scores),
-        rmia(Trials(scores, members), **({"gamma": gamma} if gamma else {})),
-    )
+    chance, found = expit(scores), rmia(Trials(scores, members))
     for k in range(2 * pairs):
         rest = [j for j in range(2 * pairs) if j // 2 != k // 2]
         both = [
@@ -436,7 +429,7 @@ def test_rmia_of_releases_has_the_others_as_references_down_to_the_last_digits(
         usual = (both[0] + both[1]) / 2
         for n in range(5):
             ratios = [chance[k][m] / max(usual[m], 1e-12) for m in range(5)]
-            beaten = sum(ratios[n] / (gamma or 2.0) >= other for other in ratios)
+            beaten = sum(ratios[n] / 2 >= other for other in ratios)
             wanted = beaten / 5 * (1 - 1e-6) + 1e-6 * ratios[n] / (1 + ratios[n])
             assert found[k][n] == pytest.approx(wanted, abs=1e-13)
 

@@ -23,6 +23,7 @@ from scipy.special import expit, logit, softmax
 from fedsurrogate.client_app.model_use.adaptation import Adapted, adapted_classifier, store_adapted
 from fedsurrogate.client_app.model_use.calibration import (
     Calibration,
+    Wish,
     abstain_limit,
     at_prevalence,
     calibration_file,
@@ -347,21 +348,12 @@ def test_own_gaussians_are_those_that_were_kept_or_none_or_a_fault(
 
 @pytest.mark.parametrize("name", ["sensitivity", "specificity"])
 def test_a_share_for_a_threshold_is_above_zero_and_at_most_one(name: str) -> None:
-    def find(chances: Any, truth: Any, share: float) -> float:
-        return threshold_for(chances, truth, **{name: share})
-
-    chances, truth = np.array([0.2, 0.8]), np.array([False, True])
     for share in (-0.1, 1 + 1e-9, math.nan):
-        with pytest.raises(
-            ConfigError, match=rf"{name} = {share:g}: must be above 0 and at most 1"
-        ):
-            find(chances, truth, share)
-    for share in (1e-9, 1.0):
-        assert 0 < find(chances, truth, share) < 1
-        assert type(find(chances, truth, share)) is float
-    missing = {"sensitivity": ~truth & False, "specificity": truth | True}[name]
+        with pytest.raises(ConfigError, match=rf"--{name} {share:g}: must be above 0, at most 1"):
+            Wish(**{name: share})
+    chances, truth = np.array([0.2, 0.8]), np.array([name == "specificity"] * 2)
     with pytest.raises(ConfigError, match=r"no record of the (positive|negative) class"):
-        find(chances, missing, 0.5)
+        threshold_for(chances, truth, **{name: 0.5})
 
 
 @pytest.mark.parametrize("share", [0.05, 0.1, 0.2, 0.5])

@@ -5,7 +5,6 @@ what to do.
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -82,15 +81,6 @@ def test_measures_are_those_of_the_predictions(home: Path, tmp_path: Path) -> No
     assert (found["report"]["records"], found["report"]["units"]) == (280, 94)
 
 
-def test_the_page_needs_no_network_and_no_script(home: Path) -> None:
-    _, out = evaluate(home)
-    page = (out / "evaluation.html").read_text()
-    assert not re.search(r"(src|href)=[\"']?https?:|<script|@import", page)
-    assert page.count("<svg") == 3
-    assert "prefers-color-scheme: dark" in page
-    assert "stays at this site" in page
-
-
 @pytest.mark.slow
 def test_a_wished_sensitivity_is_reached_on_other_records_and_stored(
     home: Path, tmp_path: Path
@@ -108,12 +98,3 @@ def test_a_wished_sensitivity_is_reached_on_other_records_and_stored(
     assert stored["temperature"] != 1.0
     again, _ = evaluate(home)
     assert again["calibration"]["threshold"] == stored["threshold"]
-
-
-def test_a_private_run_without_a_test_split_has_no_held_out_records(home: Path) -> None:
-    done = site(
-        "evaluate", "--node-config", (home / "node.txt").read_text(), "--out", str(home / "none")
-    )
-    assert done.code == 1
-    assert "no held-out records" in done.stderr
-    assert "--data-dir" in done.stderr

@@ -5,6 +5,7 @@ and what is written of it.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from itertools import pairwise
@@ -56,7 +57,7 @@ def wanted_report(model: SignedModel, own: HeldOut, found: Evaluation, rows: Any
     decided = found.calibration.decisions(chance, NAMES)
     judged = Judged(own.labels.numpy(), chance, decided, own.patients).take(rows)
     made = report(judged, NAMES, DRAWS, 5)
-    return json.loads(json.dumps(asdict(made) | {"confusion": made.confusion.tolist()}))
+    return json.loads(json.dumps(asdict(made)))
 
 
 def as_json(found: Any) -> Any:
@@ -240,6 +241,9 @@ def test_an_evaluation_is_written_as_values_and_as_a_page(
     assert json.loads(text.read_text()) == as_json(facts)
     assert text.read_text() == json.dumps(json.loads(text.read_text()), indent=2) + "\n"
     assert page.read_text() == found.page
+    assert not re.search(r"(src|href)=[\"']?https?:|<script|@import", found.page)
+    assert found.page.count("<svg") == 3
+    assert "stays at this site" in found.page
     accuracy = facts["report"]["averages"]["accuracy"]["value"]
     assert f"accuracy {100 * accuracy:.1f} %" in page.read_text()
 

@@ -22,7 +22,6 @@ from hypothesis import strategies as st
 from PIL import Image
 from scipy.special import softmax
 
-import fedsurrogate as fs
 from fedsurrogate.client_app.features.extraction import NOT_FINITE
 from fedsurrogate.client_app.features.site_features import site_backbone
 from fedsurrogate.client_app.model_use.calibration import ABSTAIN, Calibration, decided_answers
@@ -98,32 +97,6 @@ def rows(file: Path) -> Rows:
 
 def predictor(model: SignedModel, **calibration: Any) -> Predictor:
     return Predictor(model.classifier, Calibration(**calibration), model.gaussians)
-
-
-def test_the_command_writes_what_python_computes(
-    home: Path, model: SignedModel, tmp_path: Path
-) -> None:
-    out = tmp_path / "p.csv"
-    node = (home / "node.txt").read_text()
-    done = site(
-        "predict", "--data-dir", str(home / "new"), "--out", str(out), "--node-config", node
-    )
-    assert done.code == 0, done
-    found = rows(out)
-    files = sorted((home / "new").iterdir())
-    assert [row["file"] for row in found] == [file.name for file in files]
-    (kept,) = home.glob("clinic-0-state/models/*.fedsurrogate")
-    loaded = fs.load(kept)
-    assert isinstance(loaded, fs.Model)
-    wanted = loaded.predict_proba(files)
-    assert np.allclose(
-        [[float(row[f"p_{name}"]) for name in CLASSES] for row in found], wanted, atol=2e-6
-    )
-    assert [row["decision"] for row in found] == [str(name) for name in loaded.predict(files)]
-    assert all(
-        float(row["mahalanobis"]) >= 0 and row["relative"] and not row["problem"] for row in found
-    )
-    assert np.mean([row["decision"] == "1" for row in found]) < 0.9
 
 
 def test_an_interrupted_command_continues_and_does_no_work_twice(

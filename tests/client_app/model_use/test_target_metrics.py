@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,10 +9,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from sklearn import metrics
+from sksurv.util import Surv
 
 from fedsurrogate.client_app.model_use.target_metrics import (
-    Observed,
-    Predictions,
     agreement_of_raters,
     label_metrics,
     number_metrics,
@@ -23,26 +20,27 @@ from fedsurrogate.client_app.model_use.target_metrics import (
 from fedsurrogate.common.models.class_metrics import Metric, measured
 
 
-def predictions(seed: int, n: int = 60) -> Predictions:
+def predictions(seed: int, n: int = 60) -> tuple[np.ndarray, np.ndarray]:
     random = np.random.default_rng(seed)
     true = random.normal(50, 10, n)
-    predicted = true + random.normal(1, 5, n)
-    return Predictions(true, predicted, predicted - 10, predicted + 10)
+    return true, true + random.normal(1, 5, n)
 
 
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 1000), n=st.integers(2, 60))
 def test_measures_of_numbers_are_those_of_scikit_learn(seed: int, n: int) -> None:
-    of = predictions(seed, n)
-    found = {name: each.value for name, each in number_metrics(of, draws=5).items()}
-    apart = of.predicted - of.true
+    true, predicted = predictions(seed, n)
+    limits = predicted - 10, predicted + 10
+    made = number_metrics(true, predicted, limits, draws=5)
+    found = {name: each.value for name, each in made.items()}
+    apart = predicted - true
     width = 1.96 * apart.std(ddof=1)
-    assert found.pop("icc") == agreement_of_raters(np.stack([of.true, of.predicted], 1))
+    assert found.pop("icc") == agreement_of_raters(np.stack([true, predicted], 1))
     assert found == pytest.approx(
         {
-            "mae": metrics.mean_absolute_error(of.true, of.predicted),
-            "rmse": metrics.root_mean_squared_error(of.true, of.predicted),
-            "r2": metrics.r2_score(of.true, of.predicted),
+            "mae": metrics.mean_absolute_error(true, predicted),
+            "rmse": metrics.root_mean_squared_error(true, predicted),
+            "r2": metrics.r2_score(true, predicted),
             "bias": apart.mean(),
             "agreement_low": apart.mean() - width,
             "agreement_high": apart.mean() + width,
@@ -65,12 +63,10 @@ def test_agreement_of_raters_counts_a_shift_as_disagreement() -> None:
 
 def test_intervals_draw_whole_patients() -> None:
     """Ten copies of each record of a patient say no more than one."""
-    true, predicted = (
-        np.repeat(each, 10) for each in (predictions(1).true, predictions(1).predicted)
-    )
+    true, predicted = (np.repeat(each, 10) for each in predictions(1))
     patients = [str(i // 10) for i in range(600)]
     apart, by_patient = (
-        number_metrics(Predictions(true, predicted, patients=owners), draws=300)["mae"]
+        number_metrics(true, predicted, patients=owners, draws=300)["mae"]
         for owners in (None, patients)
     )
 
@@ -84,8 +80,8 @@ def test_intervals_draw_whole_patients() -> None:
 
 def test_without_records_nothing_is_defined() -> None:
     nothing = np.zeros(0)
-    assert {m.value for m in number_metrics(Predictions(nothing, nothing)).values()} == {None}
-    one = number_metrics(Predictions(np.ones(1), np.ones(1)), draws=5)
+    assert {m.value for m in number_metrics(nothing, nothing).values()} == {None}
+    one = number_metrics(np.ones(1), np.ones(1), draws=5)
     assert (one["r2"].value, one["icc"].value, one["agreement_low"].value) == (None, None, None)
     assert one["mae"] == Metric(0.0, None, None, 1)
     chance = {"edema": np.full(3, 0.5)}
@@ -93,8 +89,10 @@ def test_without_records_nothing_is_defined() -> None:
     (averages,) = (name for name in found if name.startswith("all labels but edema, without a"))
     assert found[averages] == {}
     assert {m.value for m in found["edema"].values()} == {None}
-    observed = Observed(np.ones(3), np.zeros(3, dtype=bool), np.arange(3.0))
-    assert {m.value for m in time_metrics(observed, 2.0, draws=3).values()} == {None}
+    observed = Surv.from_arrays(np.zeros(3, dtype=bool), np.ones(3))
+    assert {m.value for m in time_metrics(observed, np.arange(3.0), 2.0, draws=3).values()} == {
+        None
+    }
     assert measured(lambda rows: {"x": None}, 0)["x"].value is None
 
 
@@ -168,39 +166,6 @@ def test_a_label_that_is_told_apart_perfectly_has_no_slope() -> None:
     assert report["auroc"].value == 1.0
 
 
-def observed(seed: int, n: int = 150) -> Observed:
-    random = np.random.default_rng(seed)
-    risks = random.normal(size=n)
-    times, ends = random.exponential(2 * np.exp(-risks)), random.uniform(0, 6, n)
-    return Observed(np.minimum(times, ends), times <= ends, risks)
-
-
-def test_measures_of_times_are_those_of_scikit_survival() -> None:
-    from sksurv import metrics as survival
-
-    of, horizon = observed(0), 4.0
-    grid = np.linspace(0.1, 3.9, 12)
-    chances = np.exp(-np.outer(np.exp(of.risks) / 2, grid))
-    of = replace(of, edges=grid, survival=chances)
-    found = time_metrics(of, horizon, draws=20)
-    events = of.events & (of.times < horizon)
-    cut = survival.concordance_index_censored(events, np.minimum(of.times, horizon), of.risks)[0]
-    assert found["concordance"].value == cut
-    own = of.structured
-    ipcw = survival.concordance_index_ipcw(own, own, of.risks, tau=horizon)[0]
-    assert found["concordance_ipcw"].value == ipcw
-    assert found["concordance"].support == events.sum()
-    assert found["dynamic_auc"].support == 150
-    for name in ("concordance", "dynamic_auc", "integrated_brier"):
-        metric = found[name]
-        assert metric.value is not None
-        assert metric.low is not None
-        assert metric.high is not None
-        assert 0 < metric.low <= metric.value <= metric.high < 1
-    opposite = time_metrics(Observed(of.times, of.events, -of.risks), horizon, draws=3)
-    assert opposite["concordance"].value == pytest.approx(1 - cut)
-
-
 @pytest.mark.parametrize(("spread", "known"), [(0.001, False), (1.0, True)])
 def test_a_slope_of_nearly_equal_probabilities_is_undefined(spread: float, known: bool) -> None:
     """Ranks are right, and a slope of hundreds would read as if probabilities were extreme."""
@@ -228,18 +193,22 @@ def test_events_at_the_horizon_of_whole_years_are_events(
     risks = random.normal(size=count)
     times = np.ceil(random.exponential(4 * np.exp(-risks)) + 1e-9).clip(1, 9)
     events = random.random(count) < 0.7
-    observed = Observed(times, events, risks)
+    own = Surv.from_arrays(events, times)
     grid = np.arange(1.0, horizon)
     chances = np.exp(-np.outer(np.exp(risks), grid) / 4)
-    observed = replace(observed, edges=grid, survival=chances)
-    found = time_metrics(observed, horizon, draws=2)
+    found = time_metrics(own, risks, horizon, (grid, chances), draws=20)
+    assert found["dynamic_auc"].support == count
+    for metric in found.values():
+        if metric.low is not None and metric.high is not None and metric.value is not None:
+            assert 0 <= metric.low <= metric.value <= metric.high <= 1
+    opposite = time_metrics(own, -risks, horizon, draws=2)["concordance"].value
+    assert opposite == pytest.approx(1 - (found["concordance"].value or 0.0))
     within = events & (times <= horizon)
     cut = np.minimum(times, horizon)
     assert found["concordance"].support == within.sum()
     assert found["concordance"].value == pytest.approx(
         concordance_index_censored(within, cut, risks)[0]
     )
-    own = observed.structured
     if times.max() > horizon and not events[times == times.max()].all():
         assert found["concordance_ipcw"].value == pytest.approx(
             concordance_index_ipcw(own, own, risks, tau=horizon + 0.5)[0]
@@ -253,14 +222,14 @@ def test_events_at_the_horizon_of_whole_years_are_events(
         )
 
 
-def area(observed: Observed, at: float, free: Any) -> float:
+def area(observed: Any, risks: np.ndarray, at: float, free: Any) -> float:
     """The AUC of risks at a time, by its definition: of a record with its event by then, weighted by one
     over its probability of being followed so long, and a record that is without it then.
     """
-    case = observed.events & (observed.times <= at)
-    weights = np.array([1 / free(time) for time in observed.times[case]])
-    other = observed.risks[observed.times > at]
-    apart = observed.risks[case][:, None] - other
+    case = observed["event"] & (observed["time"] <= at)
+    weights = np.array([1 / free(time) for time in observed["time"][case]])
+    other = risks[observed["time"] > at]
+    apart = risks[case][:, None] - other
     right = (apart > 0) + (apart == 0) / 2
     return float((weights @ right).sum() / (weights.sum() * len(other)))
 
@@ -278,29 +247,20 @@ def test_the_dynamic_auc_is_its_mean_from_the_first_to_the_last_decile_of_the_ev
     times = random.exponential(4 * np.exp(-risks)) + 0.01
     times = np.ceil(times).clip(1, 9) if whole else times
     # Nobody is followed beyond the last events.
-    observed = Observed(times, (random.random(count) < 0.7) | (times == times.max()), risks)
-    found = time_metrics(observed, horizon, draws=2)["dynamic_auc"].value
-    within = observed.events & (times <= horizon)
+    events = (random.random(count) < 0.7) | (times == times.max())
+    observed = Surv.from_arrays(events, times)
+    found = time_metrics(observed, risks, horizon, draws=2)["dynamic_auc"].value
+    within = events & (times <= horizon)
     assume(within.any())
     first, last = np.quantile(times[within], [0.1, 0.9])
     # At the very last time nobody is left to compare with.
     last = min(last, times.max() * (1 - 1e-9))
     grid = np.unique(np.linspace(min(first, last), last, 10))
     # At one time, censoring comes after the event, and both have happened then.
-    lost = KaplanMeierFitter().fit(times + 1e-9 * ~observed.events, ~observed.events)
-    alive = KaplanMeierFitter().fit(times, observed.events)
+    lost = KaplanMeierFitter().fit(times + 1e-9 * ~events, ~events)
+    alive = KaplanMeierFitter().fit(times, events)
     free = lambda time: float(lost.predict(time + 2e-9))  # noqa: E731
-    areas = [area(observed, at, free) for at in grid]
+    areas = [area(observed, risks, at, free) for at in grid]
     survival = np.array([float(alive.predict(at)) for at in grid])
     drops = -np.diff(np.concatenate([[1.0], survival]))
     assert found == pytest.approx(drops @ areas / (1 - survival[-1]), rel=1e-6)
-
-
-def numbers(values: Iterable[float]) -> tuple[float, ...]:
-    return tuple(round(float(value), 9) for value in values)
-
-
-def inside(axes: Any, x: Iterable[float] = (), y: Iterable[float] = ()) -> None:
-    """Everything lies within the limits of the axes."""
-    for limits, values in ((axes.get_xlim(), numbers(x)), (axes.get_ylim(), numbers(y))):
-        assert all(min(limits) <= value <= max(limits) for value in values), limits

@@ -12,13 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sksurv.util import Surv
 
 from fedsurrogate.client_app.model_use.calibration import Calibration, Wish, decided_answers
 from fedsurrogate.client_app.model_use.evaluation import evaluate
 from fedsurrogate.client_app.model_use.held_out import HeldOut
 from fedsurrogate.client_app.model_use.target_metrics import (
-    Observed,
-    Predictions,
     label_metrics,
     number_metrics,
     time_metrics,
@@ -61,28 +60,23 @@ def metric_values(kind: str, model: Head, held: HeldOut, own: Calibration) -> Me
     if kind == "regression":
         return {
             name: number_metrics(
-                Predictions(
-                    values[:, at], *(answers[f"{name}{end}"] for end in ("", " low", " high")),
-                    held.patients,
-                ), 20,
+                values[:, at],
+                answers[name],
+                [answers[f"{name} low"], answers[f"{name} high"]],
+                held.patients,
+                20,
             )
             for name, at in zip(names, places, strict=True)
-        }  # fmt: skip
+        }
     if kind == "multilabel":
         present = {name: answers[f"{name} present"] for name in own.thresholds}
         chosen = {name: answers[name] for name in names}
         return label_metrics(values[:, places], chosen, plain, present, held.patients, 20)
     # At the horizon no record is left to compare.
     curves = np.stack([answers["survival 1"], answers["survival 2"]], 1)
-    observed = Observed(
-        values[:, 0],
-        values[:, 1] == 1,
-        answers["risk"],
-        held.patients,
-        np.array([1.0, 2.0]),
-        curves,
-    )
-    return {"risk": time_metrics(observed, 4.0, 20)}
+    observed = Surv.from_arrays(values[:, 1] == 1, values[:, 0])
+    curve = np.array([1.0, 2.0]), curves
+    return {"risk": time_metrics(observed, answers["risk"], 4.0, curve, held.patients, 20)}
 
 
 @pytest.mark.parametrize("kind", TITLES)

@@ -16,6 +16,8 @@ from fedsurrogate.client_app.model_use.store import read_index, use_model
 from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.signed_models.signed_model import SUFFIX, read_signed_model
+from fedsurrogate.common.targets.metrics import IN_WORDS, metric_text
+from fedsurrogate.common.targets.registry import TARGETS
 from tests.client_app.model_use.hospitals import hospital, site, text, write_images
 from tests.grid import FAST, InProcessGrid, NodeConfig, events_of, metrics_of, run_federation
 
@@ -149,15 +151,24 @@ def test_a_hospital_predicts_with_what_the_run_has_learned(
     # Few, because concordances of samples take the time of all pairs of records.
     unseen = write_images(tmp_path / "judged", range(1200, 1260), labelled=False)
     write_table(unseen, range(1200, 1260))
-    page = tmp_path / "page"
-    judged = site("evaluate", "--data-dir", unseen, "--out", page, "--node-config", text(nodes[0]))
+    page, node = tmp_path / "page", text(nodes[0])
+    words = ("evaluate", "--data-dir", unseen, "--out", page, "--node-config", node)
+    judged = site(*words)
     assert judged.code == 0, judged.stderr
     found = json.loads((page / "evaluation.json").read_text())
     assert (found["schema"], found["count"]) == (1, 60)
-    for own in found["metric_values"].values():
+    score = TARGETS[KINDS[kind]["task"]].score
+    for answer, own in found["metric_values"].items():
         assert any(each["value"] is not None for each in own.values())
-    picture = "<svg" if kind == "labels" else "data:image/png"
-    assert picture in (page / "evaluation.html").read_text()
+        if score in own:
+            line = next(each for each in judged.stdout.splitlines() if f" {answer} " in each)
+            assert f" {IN_WORDS.get(score, score)} " in line
+            assert f" {metric_text(score, own[score]['value'])} " in line
+    assert "<svg" in (page / "evaluation.html").read_text()
+    if kind == "labels":
+        shown = json.loads(site(*words, "--json").stdout)
+        assert (Path(shown.pop("page")).is_file(), shown.pop("stored")) == (True, None)
+        assert shown == json.loads((page / "evaluation.json").read_text())
     own = site("adapt", "--data-dir", unseen, "--json", "--node-config", text(nodes[0]))
     assert own.code == 0, own.stderr
     adapted = json.loads(own.stdout)
@@ -170,12 +181,3 @@ def test_a_run_learns_no_column_that_a_hospital_does_not_list(tmp_path: Path) ->
     nodes = hospitals(tmp_path, **{"target-columns": "ink,even"})
     with pytest.raises(RunError, match="cannot work with these settings"):
         run_federation(tmp_path, InProcessGrid(nodes), **FAST | RUN | KINDS["labels"])
-
-
-def test_the_measures_of_each_site_are_in_the_run(tmp_path: Path) -> None:
-    nodes = hospitals(tmp_path)
-    folder = run_federation(tmp_path, InProcessGrid(nodes), **FAST | RUN | KINDS["number"])
-    metric_values = metrics_of(folder)["metric_values"]
-    assert set(metric_values["per_site"]) == {"clinic-0", "clinic-1", "clinic-2"}
-    assert metric_values["all"]["ink"]["r2"] > 0.8
-    assert "accuracy" not in {key for e in events_of(folder) for key in e}

@@ -25,7 +25,6 @@ from fedsurrogate.common.models.class_metrics import (
     ranking_samples,
     report,
     wilson,
-    with_interval,
 )
 
 CLASSES = ("a", "b", "c")
@@ -86,21 +85,11 @@ def test_the_interval_of_a_mean_is_that_of_student(units: int, spread: float, me
     assert found[1] > plain[1] + 1e-9
 
 
-@given(st.integers(0, 10**6), st.integers(2, 300), st.integers(3, 400))
-@settings(max_examples=60)
-def test_the_interval_is_the_expanded_percentile(seed: int, units: int, draws: int) -> None:
-    samples = np.random.default_rng(seed).normal(size=draws)
-    tail = norm.cdf(-np.sqrt(units / (units - 1)) * t.ppf(0.975, units - 1))
-    assert interval(samples, units) == pytest.approx(
-        tuple(np.quantile(samples, [tail, 1 - tail])), abs=1e-12
-    )
-
-
 def test_point_values_are_those_of_scikit_learn() -> None:
     found = judged()
     made = report(found, CLASSES, draws=50)
     truth, scores, decided = found.labels, found.probabilities, found.decisions
-    assert (made.confusion == sk.confusion_matrix(truth, decided)).all()
+    assert (np.array(made.confusion) == sk.confusion_matrix(truth, decided)).all()
     for k, row in enumerate(made.per_class):
         values = {key: metric.value for key, metric in row.metric_values.items()}
         tn, fp, fn, tp = sk.confusion_matrix(truth == k, decided == k).ravel()
@@ -126,22 +115,6 @@ def test_every_bootstrap_sample_has_the_value_of_scikit_learn() -> None:
         assert precision == pytest.approx(
             sk.average_precision_score(truth, chance, sample_weight=row)
         )
-
-
-def test_copies_of_a_patients_images_do_not_narrow_the_interval() -> None:
-    found = judged(100)
-    rows = np.repeat(np.arange(100), 10)
-    copies = Judged(
-        found.labels[rows],
-        found.probabilities[rows],
-        found.decisions[rows],
-        [f"p{row}" for row in rows],
-    )
-    one, many = (report(each, CLASSES).averages["accuracy"] for each in (found, copies))
-    assert one.low is not None
-    assert one.high is not None
-    assert many.low == pytest.approx(one.low, abs=0.03)
-    assert many.high == pytest.approx(one.high, abs=0.03)
 
 
 @pytest.mark.slow
@@ -319,21 +292,6 @@ def test_wilsons_interval_is_that_of_scipy(units: int, share: float) -> None:
     count = round(share * units)
     limits = binomtest(count, units).proportion_ci(method="wilson")
     assert wilson(count, units) == pytest.approx((limits.low, limits.high), abs=1e-12)
-
-
-@given(st.floats(0, 1), st.floats(-0.2, 0.2), st.integers(2, 50))
-@settings(max_examples=40)
-def test_an_interval_that_does_not_hold_its_value_is_left_out(
-    value: float, bias: float, units: int
-) -> None:
-    """As of a calibration error, which samples have larger: .036 stood before .040 to .076."""
-    samples = value + bias + np.linspace(-0.05, 0.05, 101)
-    found = with_interval(value, samples, units, units)
-    low, high = interval(samples, units) or (math.nan, math.nan)
-    assert found.value == value
-    assert (found.low, found.high) == (
-        pytest.approx((low, high)) if low <= value <= high else (None, None)
-    )
 
 
 @pytest.mark.parametrize(
