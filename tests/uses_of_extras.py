@@ -81,7 +81,7 @@ USES: list[tuple[str, str, Callable[[Path], object]]] = [
     ("onnxruntime", "--format onnx", lambda _: check_onnx()),
     ("onnxscript", "--format onnx", lambda _: check_onnx()),
     ("prometheus_client", "`coordinator log --to prometheus`", _serve),
-    ("mlflow", "`coordinator log --to mlflow`", log_to_mlflow),
+    ("mlflow", "`coordinator log --to mlflow`", lambda at: log_to_mlflow(at, "", "")),
     ("sksurv", "the evaluation of survival times", lambda _: time_metrics(OBSERVED, RISKS, 4.0)),
     ("lifelines", "the evaluation of survival times", lambda _: kaplan_meier_thirds(None, OBSERVED, RISKS, 4.0)),
     (

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from benchmarks._gpu_parity import pooled
 from fedsurrogate.common.surrogates.mixtures import MixtureSettings, fit_streamed
+from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.strategies.closed_form import solvers
 from fedsurrogate.strategies.closed_form.statistics import Factored, Statistics, sum_of
 from tests.device.machine import Machine
@@ -98,8 +99,9 @@ def test_quadratic_discriminants_are_solved_where_their_statistics_are() -> None
         Statistics(torch.full((1,), 40.0, dtype=torch.float64), known.means[:1], known.covariance)
         for known in (statistics(), statistics(classes=1))
     ]
-    agree(solvers.qda, each)
-    agree(partial(solvers.qda, shrinkage=0.2), [factored_class()])
+    header = Header("fedpft", "r", "s", "f", ("a", "b"))
+    agree(partial(solvers.qda, header=header), each)
+    agree(partial(solvers.qda, header=header, shrinkage=0.2), [factored_class()])
 
 
 def factored_class() -> Statistics:
