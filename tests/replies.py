@@ -63,15 +63,17 @@ def _replies(
             kind = MESSAGES[type(strategy.parse(payload, training))]
             yield payload, kind, lambda changed: strategy.read(changed, training)
     elif isinstance(strategy, Chain):
-        first, group = grid.asked("train")[0], strategy.identify(grid, 60.0)
-        (name,) = (name for name, node in group.nodes.items() if node == FIRST_NODE + first)
+        first = grid.asked("train")[0]
+        strategy._group = strategy.identify(grid, 60.0)
+        nodes = strategy._group.nodes
+        (name,) = (name for name, node in nodes.items() if node == FIRST_NODE + first)
         payload = payload_of(grid.replies(first)[0].content)
         relayed = config.settings.method == "fedpft"
         own = unpack_relay(payload)[0] if relayed else payload
 
         def check(changed: bytes) -> None:
             whole = pb.Relay(surrogates=[changed]).SerializeToString() if relayed else changed
-            strategy._check(whole, None, name, group)
+            strategy._check(whole, None, name)
 
         yield own, pb.Surrogate if relayed else pb.Parameters, check
 
