@@ -10,7 +10,7 @@ import zipfile
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import grpc
@@ -73,9 +73,17 @@ class Rogue(FleetServicer):  # type: ignore[misc]
         return [self._answer(each) for each in self.replies]
 
     def _answer(self, announced: Any) -> dict[str, Any]:
-        name = announced.metadata.message_id
-        until(lambda: name in self.received)
-        message: Any = inflate_object_from_contents(name, dict(self.received))
+        found = list[Any]()
+
+        def arrived() -> bool:
+            # Parts arrive in any order.
+            with suppress(KeyError):
+                name = announced.metadata.message_id
+                found.append(inflate_object_from_contents(name, dict(self.received)))
+            return bool(found)
+
+        until(arrived)
+        message = found[0]
         if message.has_error():
             return {"error": message.error.reason}
         return dict(message.content["info"])
