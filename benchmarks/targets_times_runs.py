@@ -25,6 +25,7 @@ from torch import Tensor
 from benchmarks._target_data import Timed, timed
 from benchmarks.harness.options import described
 from benchmarks.harness.results import kept_rows, report
+from benchmarks.targets_heads import concordance, pooled_cox
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
 from fedsurrogate.client_app.methods.job import Job
 from fedsurrogate.client_app.node_config import NodeConfig
@@ -66,35 +67,6 @@ TRIAL = {
     "cells, 1 round, 5 bins": ".783 .789 .792 .794",
     "residuals, 2 rounds, 20 bins": ".785 .791 .794 .795",
 }
-
-
-def concordance(data: Timed, rows: Tensor, scores: Tensor) -> float:
-    """Harrell's C."""
-    from sksurv.metrics import concordance_index_censored
-
-    event = data.events[rows].bool().numpy()
-    return float(concordance_index_censored(event, data.times[rows].numpy(), scores.numpy())[0])
-
-
-def pooled_cox(data: Timed, train: Tensor, rest: Tensor) -> float:
-    """C of scikit-survival's Cox model on the pooled records; its penalty by a held-out fifth."""
-    from sksurv.linear_model import CoxPHSurvivalAnalysis
-
-    x = data.features.numpy()
-    pairs = list(zip(data.events.bool().tolist(), data.times.tolist(), strict=True))
-    y = np.array(pairs, dtype=[("event", bool), ("time", float)])
-
-    def fitted(rows: Tensor, penalty: float) -> Tensor:
-        model = CoxPHSurvivalAnalysis(alpha=penalty, ties="breslow", n_iter=50)
-        return torch.from_numpy(model.fit(x[rows.numpy()], y[rows.numpy()]).coef_)
-
-    inner, judged = train[: len(train) * 4 // 5], train[len(train) * 4 // 5 :]
-    penalties = (1.0,) if len(x) > 5000 else (0.1, 1.0, 10.0, 100.0)
-    best = max(
-        penalties,
-        key=lambda each: concordance(data, judged, data.features[judged] @ fitted(inner, each)),
-    )
-    return concordance(data, rest, data.features[rest] @ fitted(train, best))
 
 
 def jobs_of(run: Run, data: Timed, parts: Sequence[Tensor]) -> list[Job]:
