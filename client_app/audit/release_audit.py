@@ -301,7 +301,7 @@ def audit_release(
         ConfigError: for other methods.
         DataError: for too few records.
     """
-    if not (run.plan.releases_once or run.plan.training.section == "dpcvae"):
+    if not (run.plan.releases_once or run.plan.training.generates):
         raise ConfigError(
             f"method = {run.settings.method!r}: an audit attacks releases of one-shot methods and "
             "generators; this one replies to received models"
@@ -386,7 +386,7 @@ def _attack(
 ) -> tuple[AnySurrogate | Parameters | None, dict[str, Tensor], list[membership.Near]]:
     """A release from some of the records, the scores of all that are attacked, and its means."""
     features, labels = train.features[sample], train.labels[sample]
-    if run.plan.training.section == "dpcvae":
+    if run.plan.training.generates:
         return None, generator_scores(generator_of(run, node, own), features, labels), []
     payload = _release(run, node, own)
     if run.target is not None:

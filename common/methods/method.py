@@ -315,6 +315,11 @@ class ModelTraining:
     rounds: int = 0
     start: str = ""
 
+    @property
+    def generates(self) -> bool:
+        """Whether the model is a generator."""
+        return self.section == "dpcvae"
+
 
 @dataclass(frozen=True)
 class Plan:
