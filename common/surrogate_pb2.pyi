@@ -395,7 +395,7 @@ class SumRevealed(_message.Message):
     def __init__(self, blind: _Optional[_Iterable[_Union[SumBytes, _Mapping]]] = ..., masking: _Optional[_Iterable[_Union[SumBytes, _Mapping]]] = ..., spare: _Optional[bytes] = ...) -> None: ...
 
 class SumState(_message.Message):
-    __slots__ = ("site", "context", "phase", "masking", "sharing", "blind", "members", "shares", "summed", "map", "spare")
+    __slots__ = ("site", "context", "phase", "masking", "sharing", "blind", "members", "shares", "summed", "map", "spare", "pairs")
     SITE_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -407,6 +407,7 @@ class SumState(_message.Message):
     SUMMED_FIELD_NUMBER: _ClassVar[int]
     MAP_FIELD_NUMBER: _ClassVar[int]
     SPARE_FIELD_NUMBER: _ClassVar[int]
+    PAIRS_FIELD_NUMBER: _ClassVar[int]
     site: str
     context: bytes
     phase: str
@@ -418,7 +419,8 @@ class SumState(_message.Message):
     summed: _containers.RepeatedScalarFieldContainer[str]
     map: bytes
     spare: bytes
-    def __init__(self, site: _Optional[str] = ..., context: _Optional[bytes] = ..., phase: _Optional[str] = ..., masking: _Optional[bytes] = ..., sharing: _Optional[bytes] = ..., blind: _Optional[bytes] = ..., members: _Optional[_Iterable[_Union[SumMember, _Mapping]]] = ..., shares: _Optional[_Union[SumRevealed, _Mapping]] = ..., summed: _Optional[_Iterable[str]] = ..., map: _Optional[bytes] = ..., spare: _Optional[bytes] = ...) -> None: ...
+    pairs: bytes
+    def __init__(self, site: _Optional[str] = ..., context: _Optional[bytes] = ..., phase: _Optional[str] = ..., masking: _Optional[bytes] = ..., sharing: _Optional[bytes] = ..., blind: _Optional[bytes] = ..., members: _Optional[_Iterable[_Union[SumMember, _Mapping]]] = ..., shares: _Optional[_Union[SumRevealed, _Mapping]] = ..., summed: _Optional[_Iterable[str]] = ..., map: _Optional[bytes] = ..., spare: _Optional[bytes] = ..., pairs: _Optional[bytes] = ...) -> None: ...
 
 class SumTotal(_message.Message):
     __slots__ = ("header", "sites", "numbers", "claim")

@@ -103,9 +103,8 @@ def share(run: Run, node: NodeConfig, in_simulation: bool = False) -> SiteShare:
         train, test = _indices(dataset.is_train), _indices(~dataset.is_train)
     else:
         (dataset,) = datasets
-        parts = _train_parts(dataset, run.settings, node.num_partitions)
-        train = parts[node.partition_id]
-        test = _test_parts(dataset, parts, run.settings.partition == "column")[node.partition_id]
+        trains, tests = _parts(dataset, run.settings, node.num_partitions)
+        train, test = trains[node.partition_id], tests[node.partition_id]
     # As at a hospital, so that the digits give the results of a real deployment. A survey counts
     # all records, but in secure aggregation without noise those that train: its difference from the sum
     # of a training run would show the others.
@@ -253,8 +252,7 @@ def partition(
     """Distribute records to sites by the run's partition settings.
 
     The same seed gives the same parts in any process. If sites x classes-per-site is below the
-    number of classes, records of classes without a site are left out. Every request of a simulation
-    asks for the same parts, so those of the last few settings are kept.
+    number of classes, records of classes without a site are left out.
 
     Args:
         labels: (n,) int64.
@@ -268,15 +266,6 @@ def partition(
     Raises:
         DataError, ConfigError: if the settings do not fit the data.
     """
-    kept = (settings.seed, settings.alpha, settings.classes_per_site, num_sites)
-    sites = None if origin is None else tuple(origin)
-    key = (labels.numpy().tobytes(), sites, settings.partition, *kept)
-    return list(remembered(key, lambda: _partition(labels, origin, settings, num_sites)))
-
-
-def _partition(
-    labels: Tensor, origin: Sequence[str] | None, settings: Settings, num_sites: int
-) -> list[Tensor]:
     if num_sites > len(labels):
         raise DataError(
             f"{num_sites} sites cannot share {len(labels)} training records; use at most "
@@ -350,6 +339,28 @@ def _one_dataset_a_site(names: Sequence[str], num_sites: int) -> None:
         )
 
 
+def _parts(
+    dataset: Dataset, settings: Settings, num_sites: int
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Training and test records of each site. Every request of a simulation asks for all of them, so those
+    of the last few settings are kept.
+    """
+
+    def parts() -> tuple[list[Tensor], list[Tensor]]:
+        trains = _train_parts(dataset, settings, num_sites)
+        return trains, _test_parts(dataset, trains, settings.partition == "column")
+
+    if num_sites == 1:
+        return parts()
+    drawn = settings.partition, settings.seed, settings.alpha, settings.classes_per_site
+    numbers = (each.numpy().tobytes() for each in (dataset.strata, dataset.is_train))
+    names = (each and tuple(each) for each in (dataset.origin, dataset.patients))
+    found: tuple[list[Tensor], list[Tensor]] = remembered(
+        ("parts", num_sites, *drawn, *numbers, *names), parts
+    )
+    return found
+
+
 def _train_parts(dataset: Dataset, settings: Settings, num_sites: int) -> list[Tensor]:
     train, origin = _indices(dataset.is_train), dataset.origin
     if num_sites == 1:
@@ -378,9 +389,7 @@ def _test_parts(dataset: Dataset, parts: Sequence[Tensor], by_column: bool) -> l
     if by_column:
         return split_test(parts, labels, test, dataset.origin)
     if dataset.patients is None:
-        # Every site of a simulation asks for it, in every round.
-        key = ("test parts", *(each.numpy().tobytes() for each in (labels, test, *parts)))
-        return list(remembered(key, lambda: split_test(parts, labels, test)))
+        return split_test(parts, labels, test)
     # Files may split a patient's records: the test records then follow the training records. Other
     # patients stay whole.
     following = split_test(parts, labels, test, dataset.patients)

@@ -475,10 +475,6 @@ def load_site(
         raise DataError(
             f"no usable training record among {len(part.train)} in {part.dataset.name!r}"
         )
-    ranged = bool(run.settings.features.ranges)
-    if not (run.frames or ranged or surveyed) and (warning := warning_of(train.features)):
-        # It stays here: on the site's own log, or the terminal of a simulation.
-        _warn_once(warning)
     # A simulation has warned of it before it began.
     budget = run.settings.epsilon, run.settings.delta
     for warning in [] if part.simulated else budget_warnings(*budget, len(train.labels)):
@@ -496,6 +492,8 @@ def load_site(
     assert rows is not None
     places = rows if dataset.rows is None else dataset.rows[rows]
     selected = hashlib.sha256(places.numpy().tobytes()).hexdigest()
+    if not (run.frames or run.settings.features.ranges or surveyed):
+        _warn_of_outliers(train.features, (dataset.key, fingerprint, selected))
     found = fingerprint, features.seconds, part.simulated, report
     return SiteFeatures(train, test, dataset.classes, *found, dataset.key, selected)
 
@@ -556,6 +554,18 @@ def with_lost_images(report: DataReport, features: Features) -> DataReport:
     lost = int((~features.images_ok).sum())
     warning = f"{lost} images cannot be read, and are left out of their bags"
     return replace(report, warnings=(*report.warnings, warning))
+
+
+# What `warning_of` has said of features, by their data, fingerprint and records: every request asks again.
+_warnings: dict[tuple[str, ...], str] = {}
+
+
+def _warn_of_outliers(features: Tensor, key: tuple[str, ...]) -> None:
+    """It stays here: on the site's own log, or the terminal of a simulation."""
+    if key not in _warnings:
+        _warnings[key] = warning_of(features)
+    if warning := _warnings[key]:
+        _warn_once(warning)
 
 
 @cache

@@ -34,6 +34,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, Literal
 
 from fedsurrogate.common.errors import BudgetError, PolicyError
@@ -131,6 +132,25 @@ def digest(entry: Entry) -> str:
     return hashlib.sha256(
         canonical({key: value for key, value in entry.items() if key != "hash"})
     ).hexdigest()
+
+
+@lru_cache(maxsize=2048)
+def read_entry(line: bytes) -> Entry | None:
+    """The entry in a line, if it is whole. A site reads its ledger several times a round, so that latest
+    lines are kept.
+
+    Args:
+        line: of a ledger, without its end.
+
+    Returns:
+        The entry, which nobody changes; None for a line that is damaged or was edited.
+    """
+    try:
+        entry: Entry = json.loads(line)
+        whole = entry["hash"] == digest(entry) and line == canonical(entry)
+        return entry if whole and {"previous", "sequence"} <= entry.keys() else None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
 
 
 def events_of(entries: Sequence[Entry], flower_run: str = "") -> list[GaussianEvent]:

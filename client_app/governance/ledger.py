@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import json
 import os
 import re
 import secrets
@@ -43,8 +42,8 @@ from .budget import (
     canonical,
     chained,
     check_budget,
-    digest,
     events_of,
+    read_entry,
 )
 from .policy import PUBLIC_KINDS, Policy
 
@@ -536,15 +535,9 @@ class Ledger:
     def _check_chain(self, lines: list[bytes]) -> list[Entry]:
         entries: list[Entry] = []
         for number, line in enumerate(lines):
-            try:
-                entry = json.loads(line)
-                broken = entry["previous"] != (entries[-1]["hash"] if entries else "") or entry[
-                    "hash"
-                ] != digest(entry)
-                broken = broken or entry["sequence"] != number or line != canonical(entry)
-            except (ValueError, KeyError, TypeError, RecursionError):
-                broken = True
-            if broken:
+            entry = read_entry(line)
+            last = entries[-1]["hash"] if entries else ""
+            if entry is None or (entry["previous"], entry["sequence"]) != (last, number):
                 raise self._untrusted(f", line {number + 1}: edited, moved or damaged")
             entries.append(entry)
         first = entries[0] if entries else self._header()

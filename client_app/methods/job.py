@@ -154,11 +154,16 @@ class Job(SiteRequest):
         unit: Unit = "record" if self.found.train.units is None else "patient"
         return self.run.mechanism_for(unit, centre)
 
-    def agreed(self, public: PublicMap, learned: bool = False) -> PublicMap:
-        """A received map, if it is the one of the settings.
+    def agreed(self, public: PublicMap) -> PublicMap:
+        """A received map, if it is the one of the settings. Raises SurrogateError for another."""
+        self.check_agreed(public_digest(public))
+        return public
+
+    def check_agreed(self, digest: str, learned: bool = False) -> None:
+        """Check that a received map is the one of the settings.
 
         Args:
-            public: the map.
+            digest: of the map.
             learned: whether its centre was learned in an earlier round, and is in no file.
 
         Raises:
@@ -166,11 +171,10 @@ class Job(SiteRequest):
         """
         named = self.run.settings.features.digest
         parts = len(named) // (1 + learned)
-        if public_digest(public)[:parts] != named[:parts]:
+        if digest[:parts] != named[:parts]:
             raise SurrogateError(
                 f"a public map with another content than features.digest = {named[:16]!r} names"
             )
-        return public
 
     def received_model(self) -> Parameters:
         """The model received for this round.
@@ -203,9 +207,12 @@ class Job(SiteRequest):
                 "aggregation, or a run with features.ranges"
             )
         largest = largest_parameter(bool(run.settings.epsilon))
+        # A number that is none is not below it either.
         if not all(
-            t.isfinite().all() and (not t.numel() or t.abs().max() < largest)
+            -largest < float(end) < largest
             for t in model.tensors.values()
+            if t.numel()
+            for end in t.aminmax()
         ):
             raise SurrogateError(f"a model with a number that is not finite, or beyond {largest:g}")
         # They select records; in an exact sum, the difference from a sum of other classes would

@@ -221,6 +221,8 @@ MOST_STEPS = 2.0**56
 SLACK = Fraction(1, 10**8)
 # Numbers of noise drawn at a time, so that the sampler's arrays stay in the processor's cache.
 DRAWN = 2**15
+# Records whose numbers are added up at a time, for the same reason.
+SUMMED = 64
 
 
 @dataclass(frozen=True)
@@ -463,38 +465,48 @@ def weigh_mean_over_columns(features: Tensor, weight: OwnParts) -> Tensor:
     """
     if weight == ALL or not len(features):
         return features
-    # One record at a time, as in `PublicMap.apply`: how a sum rounds may depend on other records.
-    return _weighed(features, weight, lambda of, rows: torch.stack([of(row) for row in rows]))
+    return _weighed(features, weight, _sums)
 
 
 def weigh_rows(features: Tensor, weight: OwnParts) -> Tensor:
     """As `weigh_mean_over_columns`, of all records at once, as a graph needs it: equal up to rounding."""
-    return _weighed(features, weight, lambda of, rows: of(rows))
+    return _weighed(features, weight, lambda of, rows: of(rows).sum(1, keepdim=True))
+
+
+def _sums(of: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
+    """The sum (n, 1) of what follows from each number of a row. To the last bit, that of a record depends
+    on no other: NumPy adds up each row of such an array by itself, kernels of torch several at once.
+    """
+    parts = [of(part).cpu().contiguous().numpy().sum(1) for part in torch.split(rows, SUMMED)]
+    return torch.from_numpy(np.concatenate(parts))[:, None].to(rows.device)
 
 
 def _weighed(
-    features: Tensor, weight: OwnParts, each: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
+    features: Tensor,
+    weight: OwnParts,
+    total: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor],
 ) -> Tensor:
-    """As `weigh_mean_over_columns`; `each` gives a number of every row (n,)."""
+    """As `weigh_mean_over_columns`; `total` gives the sum of every row, (n, 1)."""
     if weight == ALL:
         return features
-    means = each(lambda row: row.double().mean(-1), features)[:, None]
+    means = total(Tensor.double, features) / features.shape[1]
     rest = features - means.to(features)
     if weight == REMOVED:
         return rest
     root = math.sqrt(rest.shape[1])
     if weight.length:
         signs = public_signs(rest.shape[1]).to(rest.device)
-        along = each(lambda row: row.double() @ signs, rest)[:, None]
+        along = total(lambda rows: rows.double() * signs, rest)
     if weight.steady:
         kept = rest - (along * signs).to(rest) if weight.length else rest
-        unit, factor = each(_unit_and_factor, kept)[:, None].unbind(-1)
+        unit = (total(_squares, kept).sqrt() / root).clamp_min(torch.finfo(torch.float64).tiny)
+        factor = unit.log2().tanh().exp2()
         most = MOST * factor.clamp_min(1)
         added = (weight.mean * factor / unit * means).maximum(-most).minimum(most)
         if weight.length:
             added = added + weight.length * (1 - 2 / (1 + unit.square())) * root * signs
         return (kept.double() / unit + added).to(rest)
-    lengths = each(lambda row: torch.linalg.vector_norm(row.double(), dim=-1), rest)[:, None]
+    lengths = total(_squares, rest).sqrt()
     unit = lengths / root
     added = (weight.mean * means).maximum(-MOST * unit).minimum(MOST * unit)
     if weight.length:
@@ -503,11 +515,8 @@ def _weighed(
     return rest + added.to(rest)
 
 
-def _unit_and_factor(rows: Tensor) -> Tensor:
-    """Of each row, the length in roots of d, above zero, and what multiplies its mean, (..., 2)."""
-    unit = torch.linalg.vector_norm(rows.double(), dim=-1) / math.sqrt(rows.shape[-1])
-    unit = unit.clamp_min(torch.finfo(unit.dtype).tiny)
-    return torch.stack([unit, unit.log2().tanh().exp2()], -1)
+def _squares(rows: Tensor) -> Tensor:
+    return rows.double().square()
 
 
 def public_signs(dimension: int) -> Tensor:

@@ -15,13 +15,12 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
 from ..errors import ConfigError, DisputeError, SealError, StateError, SurrogateError
 from ..privacy.gaussian_mechanism import CONTINUOUS, Integers, discrete_gaussian, seeded
 from ..privacy.mechanism import Mechanism
-from ..security.sealing import public_key, sign, verify
+from ..security.sealing import SEED_BYTES, public_key, sign, verify
 from .rules import FILLED, HALF, FixedPoint, SumRules
 from .secrets import (
     KINDS,
@@ -37,6 +36,7 @@ from .secrets import (
     open_share,
     own_mask,
     pair_masks,
+    pair_secrets,
     public_half,
     quoted,
     recover,
@@ -228,6 +228,7 @@ class SumState:
         summed: the sites that it has signed to be in the sum.
         public: digest of the public map of the features.
         spare: seed of this site's noise for lost sites, if it has any.
+        pairs: `pair_secrets` one after the other, until the shares are opened.
     """
 
     site: str
@@ -239,6 +240,7 @@ class SumState:
     summed: tuple[str, ...] = ()
     public: bytes = b""
     spare: bytes = b""
+    pairs: bytes = b""
 
     @property
     def by_name(self) -> dict[str, Member]:
@@ -328,8 +330,11 @@ def share(
             "this site's own keys are not in the key list of the secure aggregation, or were changed"
         )
     listed = tuple(sorted(members, key=lambda each: each.site))
-    after = replace(state, phase="shares", members=listed, public=public)
-    return after, deal(state.site, state.secrets, after.by_name, rules.threshold, after.digest)
+    by_name = {member.site: member for member in listed}
+    pairs = pair_secrets(state.secrets.sharing, by_name)
+    kept = b"".join(pairs.values())
+    after = replace(state, phase="shares", members=listed, public=public, pairs=kept)
+    return after, deal(state.site, state.secrets, pairs, by_name, rules.threshold, after.digest)
 
 
 def mask(
@@ -370,10 +375,11 @@ def mask(
             f"shares of {len(senders)} sites for secure aggregation that needs {rules.least}"
         )
     shares, unreadable = {}, {}
-    own = X25519PrivateKey.from_private_bytes(state.secrets.sharing)
+    kept = (state.pairs[at : at + SEED_BYTES] for at in range(0, len(state.pairs), SEED_BYTES))
+    pairs = dict(zip(sorted(members), kept, strict=True))
     for dealt in delivered:
         try:
-            shares[dealt.site] = open_share(dealt, state.site, own, members, digest)
+            shares[dealt.site] = open_share(dealt, state.site, pairs, members, digest)
         except SealError as error:
             unreadable[dealt.site] = str(error)
     if unreadable:
@@ -385,7 +391,7 @@ def mask(
     others = [name for name in senders if name != state.site]
     total = words(values) + own_mask(state.secrets.blind, digest, len(values))
     total += pair_masks(state.site, state.secrets.masking, members, others, digest, len(values))
-    return replace(state, phase="masked", shares=shares), total
+    return replace(state, phase="masked", shares=shares, pairs=b""), total
 
 
 def agree(

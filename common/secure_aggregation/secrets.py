@@ -319,12 +319,36 @@ def agreed(own: X25519PrivateKey, other: bytes, purpose: bytes) -> bytes:
     Raises:
         SealError: for an invalid public key.
     """
+    return _of_pair(_exchanged(own, other), own.public_key().public_bytes_raw(), other, purpose)
+
+
+def pair_secrets(sharing: bytes, members: Mapping[str, Member]) -> dict[str, bytes]:
+    """What a site shares with each member by the keys for shares: to send it shares, and to open its.
+
+    Args:
+        sharing: the site's private key for shares.
+        members: the key list by name.
+
+    Returns:
+        32 bytes by name, in the order of the names.
+
+    Raises:
+        SealError: for an invalid public key.
+    """
+    own = X25519PrivateKey.from_private_bytes(sharing)
+    return {name: _exchanged(own, members[name].sharing) for name in sorted(members)}
+
+
+def _exchanged(own: X25519PrivateKey, other: bytes) -> bytes:
     try:
-        secret = own.exchange(_public_key(other))
+        return own.exchange(_public_key(other))
     except ValueError:
         raise SealError("a public key of this secure aggregation is invalid") from None
-    ends = b"".join(sorted((own.public_key().public_bytes_raw(), other)))
-    return derived(secret, purpose + ends)
+
+
+def _of_pair(secret: bytes, one: bytes, other: bytes, purpose: bytes) -> bytes:
+    """The key of two sites, given their public keys, for a purpose."""
+    return derived(secret, purpose + b"".join(sorted((one, other))))
 
 
 @lru_cache(maxsize=4096)
@@ -373,26 +397,31 @@ class Dealt:
 
 
 def deal(
-    site: str, secrets: Secrets, members: Mapping[str, Member], threshold: int, digest: bytes
+    site: str,
+    secrets: Secrets,
+    pairs: Mapping[str, bytes],
+    members: Mapping[str, Member],
+    threshold: int,
+    digest: bytes,
 ) -> Dealt:
     """Share both secrets of a site among all members, itself included.
 
     Args:
         site: its name.
         secrets: of this sum.
+        pairs: its `pair_secrets`.
         members: the key list by name.
         threshold: number of shares that recover a secret.
         digest: of the key list.
     """
     dealt = {kind: split(getattr(secrets, kind), threshold, len(members)) for kind in KINDS}
     content, digests = {}, {}
-    own = X25519PrivateKey.from_private_bytes(secrets.sharing)
     for index, reader in enumerate(sorted(members), 1):
         both = {kind: dealt[kind][index] for kind in KINDS}
         digests[reader] = {
             kind: share_digest(both[kind], site, reader, kind, digest) for kind in KINDS
         }
-        key = _key(own, members[reader], site, reader, digest)
+        key = _key(pairs[reader], members, site, reader, digest)
         content[reader] = ChaCha20Poly1305(key).encrypt(
             NONCE, both["blind"] + both["masking"], digest
         )
@@ -421,14 +450,18 @@ def check_dealt(dealt: Dealt) -> None:
 
 
 def open_share(
-    dealt: Dealt, reader: str, own: X25519PrivateKey, members: Mapping[str, Member], digest: bytes
+    dealt: Dealt,
+    reader: str,
+    pairs: Mapping[str, bytes],
+    members: Mapping[str, Member],
+    digest: bytes,
 ) -> dict[str, bytes]:
     """The two shares that a site has dealt to a reader.
 
     Args:
         dealt: by the site.
         reader: its name.
-        own: the reader's private key for shares.
+        pairs: `pair_secrets` of the reader.
         members: the key list by name.
         digest: of the key list.
 
@@ -439,7 +472,7 @@ def open_share(
         SealError: if they were changed, are for another sum, or the sender has seen another key
             list.
     """
-    key = _key(own, members[dealt.site], dealt.site, reader, digest)
+    key = _key(pairs[dealt.site], members, dealt.site, reader, digest)
     try:
         both = ChaCha20Poly1305(key).decrypt(NONCE, dealt.content[reader], digest)
     except (InvalidTag, KeyError):
@@ -508,11 +541,12 @@ def share_digest(share: bytes, site: str, reader: str, kind: str, digest: bytes)
     ).digest()
 
 
-def _key(own: X25519PrivateKey, other: Member, site: str, reader: str, digest: bytes) -> bytes:
-    """The key for shares from `site` to `reader`. other: the one of the two whose public key is
-    used.
-    """
-    return agreed(own, other.sharing, b"shares" + digest + site.encode() + b"\0" + reader.encode())
+def _key(
+    secret: bytes, members: Mapping[str, Member], site: str, reader: str, digest: bytes
+) -> bytes:
+    """The key for shares from `site` to `reader`, of what both share."""
+    purpose = b"shares" + digest + site.encode() + b"\0" + reader.encode()
+    return _of_pair(secret, members[site].sharing, members[reader].sharing, purpose)
 
 
 def keystream(key: bytes, count: int) -> Words:

@@ -427,6 +427,7 @@ def pack_state(state: SumState) -> bytes:
         summed=state.summed,
         map=state.public,
         spare=state.spare,
+        pairs=state.pairs,
     )
     return canonical(message)
 
@@ -436,8 +437,11 @@ def unpack_state(payload: bytes) -> SumState:
     try:
         message = read_message(pb.SumState, payload, "state of secure aggregation")
         blind, masking = _named(message.shares.blind), _named(message.shares.masking)
+        pairs = SEED_BYTES * len(message.members) if message.phase == "shares" else 0
         if message.phase not in PHASES or blind.keys() != masking.keys():
             raise SurrogateError("unknown phase")
+        if len(message.pairs) != pairs:
+            raise SurrogateError(f"secrets of pairs of {len(message.pairs)} bytes, not {pairs}")
     except SurrogateError as error:
         raise StateError(
             f"this site's state of the secure aggregation is damaged: {error}"
@@ -452,6 +456,7 @@ def unpack_state(payload: bytes) -> SumState:
         summed=tuple(message.summed),
         public=message.map,
         spare=message.spare,
+        pairs=message.pairs,
     )
 
 

@@ -7,9 +7,11 @@ one. So a unit adds at most one to each sum, whatever head and map the coordinat
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -25,13 +27,18 @@ from fedsurrogate.common.privacy.shares import OwnParts
 from fedsurrogate.common.surrogates.class_sums import coded_statistics
 from fedsurrogate.common.surrogates.mixtures import PublicMap
 from fedsurrogate.common.targets.target import CODE, RECORDS, SUMS, TOTALS
+from fedsurrogate.common.wire.model_proto import unpack_parameters
+from fedsurrogate.common.wire.surrogate_proto import public_digest
 
 from ...features.extraction import chunks, written
+from ...features.site_features import LabelledFeatures
 from ..dp.record_gradients import per_record
 from ..job import Clipped, Job, SiteStatistic
 
 # Number of chunks of records whose features are in memory at a time.
 CHUNKS = 7
+# Bytes of features that a process keeps between rounds.
+MOST_KEPT = 2**27
 
 
 def bounded_round(job: Job) -> SiteStatistic:
@@ -49,7 +56,7 @@ def bounded_round(job: Job) -> SiteStatistic:
     Raises:
         SurrogateError: for a message that is not this run's.
     """
-    train, (weight, bias, public, bound) = job.found.train, _received(job)
+    train, (weight, bias, public, digest, bound) = job.found.train, _received(job)
     claim = job.run.mechanism_for("record" if train.units is None else "patient")
     assert claim is not None
     classes = job.run.settings.classes
@@ -60,16 +67,20 @@ def bounded_round(job: Job) -> SiteStatistic:
     lengths = [torch.zeros(0, dtype=torch.float64)]
     mean_weight = job.run.plan.mean_over_columns_weight(train.features.shape[1])
     change = _map_of(public, mean_weight, lengths if counts_lengths else None)
-    data = Clipped.of(train, bound if first else claim.clip, change)
-    weights = data.weights * (labels >= 0)
     if first:
+        data = Clipped.of(train, bound, change)
+        weights = data.weights * (labels >= 0)
         bounds = {name: claim.noise[name][1] for name in (RECORDS, TOTALS)}
         code = torch.ones(len(labels), 1, dtype=torch.float64)
         if counts_lengths:
             bounds, code = bounds | {CODE: claim.noise[CODE][1]}, in_bins(torch.cat(lengths))
         made = coded_statistics(data.features, code, weights, bounds, *data.done)
         return SiteStatistic({each.name: each for each in made}, claim, classes)
-    features, labels = _with_constant(data.features, train.folder), labels.clamp_min(0)
+    data = _kept(
+        train, (digest, mean_weight, claim.clip), lambda: Clipped.of(train, claim.clip, change)
+    )
+    features, weights = data.features, data.weights * (labels >= 0)
+    labels = labels.clamp_min(0)
     head = torch.cat([weight, bias[:, None] / logistic.CONSTANT], 1)
     code, sure = residuals(features, labels, head), gaps(features, labels, head)
     (sums,) = coded_statistics(features, code, weights, {SUMS: claim.noise[SUMS][1]}, *data.done)
@@ -176,6 +187,35 @@ def _of_scores(
     return torch.cat([none, *(part for (part,) in parts)])
 
 
+# Of the latest sites of this process, by what they are made of: data for all rounds after the first.
+_latest: dict[Hashable, Clipped] = {}
+
+
+def _kept(train: LabelledFeatures, how: Hashable, make: Callable[[], Clipped]) -> Clipped:
+    """Clipped features, with the constant; the same in each round, and so made once where they are small.
+
+    Args:
+        train: records they are made of.
+        how: what else decides them.
+        make: makes them without the constant.
+    """
+
+    def made() -> Clipped:
+        data = make()
+        return replace(data, features=_with_constant(data.features, train.folder))
+
+    if train.folder is not None:
+        return made()
+    content = hashlib.sha256(train.features.cpu().contiguous().view(torch.uint8).numpy().data)
+    key = content.digest(), train.labels.cpu().numpy().tobytes(), train.units, how
+    if key not in _latest:
+        _latest[key] = data = made()
+        while sum(each.features.nbytes for each in [*_latest.values()]) > MOST_KEPT:
+            _latest.pop(next(iter(_latest)))
+        return data
+    return _latest[key]
+
+
 def _with_constant(features: Tensor, folder: Path | None) -> Tensor:
     """As `with_constant`; with a folder, in a file there."""
     if folder is None:
@@ -214,25 +254,36 @@ def _map_of(
     return mapped if lengths is None else measured
 
 
-def _received(job: Job) -> tuple[Tensor, Tensor, PublicMap, float]:
+def _received(job: Job) -> tuple[Tensor, Tensor, PublicMap, str, float]:
     """Weight (C, k), float64, and bias (C,) of the received head; the map of the features, after what
     they keep of their own mean and length; and what divides a feature that is longer, in the first
     round. Raises SurrogateError for others than the run's.
     """
-    tensors = {name: each.double() for name, each in job.received_model().tensors.items()}
+    model = job.received_model().tensors
     sizes = job.run.plan.messages.sizes(
         len(job.run.settings.classes), job.found.train.features.shape[1], 1
     )
     fields = job.run.plan.messages.receives
     wanted = {field.name: field.sizes(sizes) for field in fields if count([field], sizes)}
-    shapes = {name: tuple(each.shape) for name, each in tensors.items()}
+    shapes = {name: tuple(each.shape) for name, each in model.items()}
     if shapes != wanted:
         raise SurrogateError(f"a head and map of shapes {shapes}, expected {wanted}")
-    public = PublicMap(tensors.get(logistic.PROJECTION), tensors[logistic.CENTRE])
-    bound = float(tensors[logistic.BOUND])
+    bound = float(model[logistic.BOUND])
     if bound < 0 or (bound > 0) != bool(job.run.settings.fedpft.public):
         raise SurrogateError(
             f"a bound of {bound:g}; it is above zero where the run has public features, else zero"
         )
-    public = job.agreed(public, job.round > 1)
-    return tensors[logistic.WEIGHT], tensors[logistic.BIAS], public, bound
+    public, digest = _map_in(job.payload or b"")
+    job.check_agreed(digest, job.round > 1)
+    return model[logistic.WEIGHT].double(), model[logistic.BIAS].double(), public, digest, bound
+
+
+@lru_cache(maxsize=1)
+def _map_in(payload: bytes) -> tuple[PublicMap, str]:
+    """The map in a model that was checked, float64, and its digest; kept because all sites of a simulation
+    receive the same bytes.
+    """
+    model = unpack_parameters(payload).tensors
+    parts = (model.get(logistic.PROJECTION), model[logistic.CENTRE])
+    public = PublicMap(*(each if each is None else each.double() for each in parts))
+    return public, public_digest(public)

@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from flwr.app import RecordDict
 
 from fedsurrogate.client_app.methods.dp import record_gradients
@@ -34,7 +33,13 @@ from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.privacy import gaussian_mechanism, mechanism
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.safe_parsing import read_message
-from fedsurrogate.common.secure_aggregation.secrets import Secrets, announce, deal, open_share
+from fedsurrogate.common.secure_aggregation.secrets import (
+    Secrets,
+    announce,
+    deal,
+    open_share,
+    pair_secrets,
+)
 from fedsurrogate.common.security.sealing import new_key, public_key, seal
 from fedsurrogate.common.wire import surrogate_proto
 from fedsurrogate.common.wire.records import INFO
@@ -331,8 +336,8 @@ def secrets_drawn() -> dict[str, bytes]:
     # Of the same secrets: only the polynomial is new.
     same = Secrets(bytes(16), bytes(range(32)), bytes(16))
     known = {**members, "a": announce("a", same, private, public_key(private), context)}
-    reader = X25519PrivateKey.from_private_bytes(secrets[1].sharing)
-    shares = open_share(deal("a", same, known, 2, context), "b", reader, known, context)
+    sent, read = (pair_secrets(own.sharing, known) for own in (same, secrets[1]))
+    shares = open_share(deal("a", same, sent, known, 2, context), "b", read, known, context)
     sealed = pb.Sealed.FromString(seal(b"a surrogate", private, {"b": public_key(private)}, b"1"))
     return {
         "noise": gaussian_mechanism.discrete_gaussian(10**12, 8).tobytes(),

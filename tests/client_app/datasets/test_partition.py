@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,8 @@ from safetensors.torch import save_file
 
 from fedsurrogate.client_app.datasets.dataset import Dataset, load, stratified_split
 from fedsurrogate.client_app.datasets.partition import (
-    _partition,
+    _parts,
+    _test_parts,
     _train_parts,
     check_settings,
     partition,
@@ -142,6 +145,40 @@ def hospitals(draw: st.DrawFn) -> tuple[Dataset, int]:
     sites = draw(st.integers(1, len(training)))
     names = ("0", "1", "2")
     return Dataset("d", labels, names, is_train, "k", patients=tuple(patients), drawn=drawn), sites
+
+
+@h_settings(max_examples=60, deadline=None)
+@given(hospitals(), st.data())
+def test_parts_that_were_asked_for_before_are_those_of_the_data_as_they_are_now(
+    data: tuple[Dataset, int], drawn: st.DataObject
+) -> None:
+    dataset, sites = data
+    assert dataset.patients is not None
+    order = drawn.draw(st.permutations(range(len(dataset))))
+    others = {
+        "labels": dataset.labels[order],
+        "is_train": dataset.is_train[order],
+        "patients": tuple(dataset.patients[row] for row in order),
+    }
+    changes = drawn.draw(st.lists(st.sampled_from(["", *others]), min_size=2, max_size=6))
+    for what in changes:
+        now = replace(dataset, **{what: others[what]}) if what else dataset
+        chosen = settings_of(partition="iid", seed=drawn.draw(st.integers(0, 1)))
+
+        def parts(
+            now: Dataset = now, chosen: Any = chosen
+        ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+            trains = _train_parts(now, chosen, sites)
+            return trains, _test_parts(now, trains, by_column=False)
+
+        try:
+            wanted = parts()
+        except DataError as error:
+            with pytest.raises(DataError, match=re.escape(str(error))):
+                _parts(now, chosen, sites)
+            continue
+        for found, own in zip(_parts(now, chosen, sites), wanted, strict=True):
+            assert [each.tolist() for each in found] == [each.tolist() for each in own]
 
 
 @h_settings(max_examples=120, deadline=None)
@@ -318,7 +355,7 @@ def test_shares_are_drawn_again_until_each_site_has_ten_then_three_then_one_reco
                 longest = max(range(sites), key=lambda each: len(parts[each]))
                 parts[site] = [parts[longest].pop(0)]
     chosen = settings_of(partition="dirichlet", alpha=alpha, seed=seed)
-    found = _partition(torch.tensor(labels), None, chosen, sites)
+    found = partition(torch.tensor(labels), None, chosen, sites)
     assert [part.tolist() for part in found] == [sorted(part) for part in parts]
 
 
@@ -346,7 +383,7 @@ def test_classes_are_dealt_in_turn_and_divided_evenly(
             start = at * size + min(at, more)
             parts[site] += rows[start : start + size + (at < more)]
     chosen = settings_of(partition="classes", classes_per_site=each, seed=seed)
-    found = _partition(torch.tensor(labels), None, chosen, sites)
+    found = partition(torch.tensor(labels), None, chosen, sites)
     assert [part.tolist() for part in found] == [sorted(part) for part in parts]
 
 
@@ -394,7 +431,7 @@ def test_a_patient_is_dealt_by_the_class_of_the_first_training_record(
         return
     chosen = settings_of(partition=kind, seed=3, alpha=0.3)
     whose = list(firsts)
-    dealt = _partition(torch.tensor(list(firsts.values())), None, chosen, sites)
+    dealt = partition(torch.tensor(list(firsts.values())), None, chosen, sites)
     wanted = []
     for part in dealt:
         own = {whose[at] for at in part.tolist()}
@@ -415,7 +452,7 @@ def test_a_patient_is_dealt_by_the_class_of_the_first_training_record(
 @pytest.mark.parametrize("sites", [1, 3, 6])
 def test_equal_shares_are_cut_from_one_shuffled_order(sites: int) -> None:
     order = order_of(6, 4)
-    found = _partition(
+    found = partition(
         torch.zeros(6, dtype=torch.int64), None, settings_of(partition="iid", seed=4), sites
     )
     size = 6 // sites

@@ -43,6 +43,7 @@ from fedsurrogate.common.secure_aggregation.secrets import (
     own_mask,
     pack_words,
     pair_masks,
+    pair_secrets,
     public_half,
     quoted,
     recover,
@@ -247,7 +248,14 @@ def test_shares_are_sealed_and_digested_by_the_standards_and_give_the_secrets_of
     members = {name: Member(name, b"", b"", raw(own.sharing), b"") for name, own in secrets.items()}
     digest, threshold = data.draw(DIGESTS), data.draw(st.integers(1, sites))
     site = names[0]
-    dealt = deal(site, secrets[site], members, threshold, digest)
+    dealt = deal(
+        site,
+        secrets[site],
+        pair_secrets(secrets[site].sharing, members),
+        members,
+        threshold,
+        digest,
+    )
     check_dealt(dealt)
     assert (dealt.site, dealt.digest, set(dealt.content)) == (site, digest, set(names))
     for kind in ("blind", "masking"):
@@ -266,8 +274,8 @@ def test_shares_are_sealed_and_digested_by_the_standards_and_give_the_secrets_of
         )
         key = hkdf(exchanged(secrets[site].sharing, raw(secrets[reader].sharing)), label + ends)
         both = ChaCha20Poly1305(key).decrypt(bytes(12), dealt.content[reader], digest)
-        own_key = private(secrets[reader].sharing)
-        opened[reader] = open_share(dealt, reader, own_key, members, digest)
+        pairs = pair_secrets(secrets[reader].sharing, members)
+        opened[reader] = open_share(dealt, reader, pairs, members, digest)
         assert opened[reader] == {"blind": both[:17], "masking": both[17:]}
         for kind, share in opened[reader].items():
             parts = (digest, share, kind.encode(), site.encode(), reader.encode())
@@ -281,10 +289,10 @@ def test_shares_are_sealed_and_digested_by_the_standards_and_give_the_secrets_of
         sealed = dealt.content[reader]
         for content in ({}, {reader: sealed[:-1] + bytes([sealed[-1] ^ 1])}, {reader: b""}):
             with pytest.raises(SealError, match=f"shares of site {site!r} cannot be opened"):
-                open_share(replace(dealt, content=content), reader, own_key, members, digest)
+                open_share(replace(dealt, content=content), reader, pairs, members, digest)
         for digests in ({}, {reader: {}}, {reader: dealt.digests[reader] | {"masking": b""}}):
             with pytest.raises(SealError, match=f"{site!r} do not have the digests"):
-                open_share(replace(dealt, digests=digests), reader, own_key, members, digest)
+                open_share(replace(dealt, digests=digests), reader, pairs, members, digest)
     chosen = data.draw(st.lists(st.sampled_from(names), unique=True))
     for kind in ("blind", "masking"):
         own = {reader: opened[reader][kind] for reader in chosen}
@@ -303,7 +311,7 @@ def test_shares_are_sealed_and_digested_by_the_standards_and_give_the_secrets_of
 def test_shares_and_digests_have_their_lengths(change: str) -> None:
     own = Secrets.fresh()
     members = {name: Member(name, b"", b"", raw(own.sharing), b"") for name in ("a", "b")}
-    dealt = deal("a", own, members, 2, bytes(32))
+    dealt = deal("a", own, pair_secrets(own.sharing, members), members, 2, bytes(32))
     changed = {
         "": dealt,
         "content": replace(dealt, content=dealt.content | {"b": dealt.content["b"][:-1]}),

@@ -29,7 +29,15 @@ from fedsurrogate.common.secure_aggregation.protocol import (
     unmask,
 )
 from fedsurrogate.common.secure_aggregation.rules import SumRules
-from fedsurrogate.common.secure_aggregation.secrets import KINDS, Dealt, Member, Words, deal, words
+from fedsurrogate.common.secure_aggregation.secrets import (
+    KINDS,
+    Dealt,
+    Member,
+    Words,
+    deal,
+    pair_secrets,
+    words,
+)
 from fedsurrogate.common.security.sealing import new_key, public_key, sign
 from tests.common.secure_aggregation.parties import CONTEXT, Party, values_of
 
@@ -150,6 +158,7 @@ def deliver(scene: Scene, values: Mapping[str, np.ndarray]) -> None:
         other = next((each for each in dealt if each.site != name), own)
         broken = replace(other, content={**other.content, name: bytes(len(own.content[name]))})
         keys = scene.parties[other.site].state.secrets
+        pairs = pair_secrets(keys.sharing, scene.members)
         lies = {
             "twice": [*dealt, other],
             "without its own": [each for each in dealt if each.site != name],
@@ -158,7 +167,10 @@ def deliver(scene: Scene, values: Mapping[str, np.ndarray]) -> None:
                 lie: [each if each.site != other.site else changed for each in dealt]
                 for lie, changed in (
                     ("broken", broken),
-                    ("of another key list", deal(other.site, keys, scene.members, 2, bytes(32))),
+                    (
+                        "of another key list",
+                        deal(other.site, keys, pairs, scene.members, 2, bytes(32)),
+                    ),
                     (
                         # Otherwise the sender could later call an honest share a forged one.
                         "with digests that were not published",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
+from fedsurrogate.client_app.methods.fedpft import logistic_rounds
 from fedsurrogate.client_app.methods.fedpft.logistic_rounds import (
     bounded_round,
     in_bins,
@@ -209,6 +211,46 @@ def test_a_site_without_records_sends_zeros(public: dict[str, Any]) -> None:
         wanted = {each.name for each in run.plan.combination.sums_in(1)}
         assert found.keys() == wanted & {"records", "totals", "code"}
         assert not any(value.any() for value in found.values())
+
+
+@given(st.data())
+@settings(max_examples=30, deadline=None)
+def test_features_kept_between_rounds_are_those_of_the_request(data: st.DataObject) -> None:
+    """Whatever changed since: a record, a class, whose record it is, the map, or the memory there is."""
+    run, known = parse_run(ALONE), dict[str, Job]()
+    for changed in ("nothing", "record", "class", "owner", "centre"):
+        training = Training.begin(run, run.settings.classes, "f", 64)
+        training.round = 1
+        features = torch.randn(6, 64, generator=torch.Generator().manual_seed(0))
+        owners = list("aabbcc")
+        if changed == "record":
+            features[data.draw(st.integers(0, 5)), data.draw(st.integers(0, 63))] += 1
+        if changed == "owner":
+            owners[data.draw(st.integers(0, 5))] = "d"
+        if changed == "centre":
+            training.model["centre"] = torch.ones(64)
+        known[changed] = job = request(run, training, features, owners)
+        if changed == "class":
+            labels = torch.zeros(6, dtype=torch.int64)
+            labels[data.draw(st.integers(0, 5))] = 1
+            found = replace(job.found, train=replace(job.found.train, labels=labels))
+            known[changed] = replace(job, found=found)
+    fresh = {}
+    for changed, job in known.items():
+        logistic_rounds._latest.clear()
+        fresh[changed] = bounded_round(job).values
+    assert not any(
+        torch.equal(fresh["nothing"]["sums"], fresh[each]["sums"]) for each in [*fresh][1:]
+    )
+    logistic_rounds._latest.clear()
+    each_bytes = 6 * 65 * 8
+    with pytest.MonkeyPatch.context() as patched:
+        room = data.draw(st.integers(0, 4))
+        patched.setattr(logistic_rounds, "MOST_KEPT", room * each_bytes)
+        for changed in data.draw(st.lists(st.sampled_from([*known]), min_size=3, max_size=12)):
+            found = bounded_round(known[changed]).values
+            assert all(torch.equal(found[name], value) for name, value in fresh[changed].items())
+            assert len(logistic_rounds._latest) <= room
 
 
 @pytest.mark.parametrize(
