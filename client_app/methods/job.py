@@ -176,8 +176,13 @@ class Job(SiteRequest):
                 f"a public map with another content than features.digest = {named[:16]!r} names"
             )
 
-    def received_model(self) -> Parameters:
+    def received_model(
+        self, unpack: Callable[[bytes], Parameters] = unpack_parameters
+    ) -> Parameters:
         """The model received for this round.
+
+        Args:
+            unpack: reads it from bytes.
 
         Raises:
             SurrogateError: when there is none, when it is of another run, backbone or other
@@ -186,7 +191,7 @@ class Job(SiteRequest):
         """
         if self.payload is None:
             raise SurrogateError("a round without a model")
-        model = unpack_parameters(self.payload)
+        model = unpack(self.payload)
         run, header = self.run, model.header
         if header.run != run.digest or header.fingerprint != self.found.fingerprint:
             raise SurrogateError(

@@ -589,10 +589,12 @@ class Messages134:
         The SuperLink is a node too.
         """
         from flwr.common.constant import SUPERLINK_NODE_ID
+        from flwr.supercore.inflatable.inflatable_object import no_object_id_recompute
 
         message.metadata.__dict__["_run_id"] = run_id
         message.metadata.__dict__["_src_node_id"] = SUPERLINK_NODE_ID
-        return _named(message, message.object_id)
+        with no_object_id_recompute():
+            return _named(message, message.object_id)
 
     def transported(self, message: Message) -> Message:
         """The message as its receiver gets it: converted to bytes and back. Its id stays.

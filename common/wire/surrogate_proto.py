@@ -12,6 +12,7 @@ from typing import TypeVar, cast
 
 import numpy as np
 import torch
+from google.protobuf.message import DecodeError
 from torch import Tensor
 
 from .. import surrogate_pb2 as pb
@@ -433,16 +434,16 @@ def pack_state(state: SumState) -> bytes:
 
 
 def unpack_state(payload: bytes) -> SumState:
-    """Parse a site's state. Raises StateError for a damaged one."""
+    """Parse a site's state, which this site has written. Raises StateError for a damaged one."""
     try:
-        message = read_message(pb.SumState, payload, "state of secure aggregation")
+        message = pb.SumState.FromString(payload)
         blind, masking = _named(message.shares.blind), _named(message.shares.masking)
         pairs = SEED_BYTES * len(message.members) if message.phase == "shares" else 0
         if message.phase not in PHASES or blind.keys() != masking.keys():
             raise SurrogateError("unknown phase")
         if len(message.pairs) != pairs:
             raise SurrogateError(f"secrets of pairs of {len(message.pairs)} bytes, not {pairs}")
-    except SurrogateError as error:
+    except (SurrogateError, DecodeError) as error:
         raise StateError(
             f"this site's state of the secure aggregation is damaged: {error}"
         ) from None

@@ -259,7 +259,7 @@ def _received(job: Job) -> tuple[Tensor, Tensor, PublicMap, str, float]:
     they keep of their own mean and length; and what divides a feature that is longer, in the first
     round. Raises SurrogateError for others than the run's.
     """
-    model = job.received_model().tensors
+    model = job.received_model(_unpacked).tensors
     sizes = job.run.plan.messages.sizes(
         len(job.run.settings.classes), job.found.train.features.shape[1], 1
     )
@@ -278,12 +278,14 @@ def _received(job: Job) -> tuple[Tensor, Tensor, PublicMap, str, float]:
     return model[logistic.WEIGHT].double(), model[logistic.BIAS].double(), public, digest, bound
 
 
+# All sites of a simulation receive the same bytes.
+_unpacked = lru_cache(maxsize=1)(unpack_parameters)
+
+
 @lru_cache(maxsize=1)
 def _map_in(payload: bytes) -> tuple[PublicMap, str]:
-    """The map in a model that was checked, float64, and its digest; kept because all sites of a simulation
-    receive the same bytes.
-    """
-    model = unpack_parameters(payload).tensors
+    """The map in a model that was checked, float64, and its digest."""
+    model = _unpacked(payload).tensors
     parts = (model.get(logistic.PROJECTION), model[logistic.CENTRE])
     public = PublicMap(*(each if each is None else each.double() for each in parts))
     return public, public_digest(public)

@@ -193,6 +193,9 @@ STATES = st.builds(
     summed=NAMES.map(tuple),
     public=BYTES,
     spare=BYTES,
+).map(
+    # 32 bytes for each member, from this step until the shares are opened.
+    lambda state: replace(state, pairs=bytes(32 * len(state.members) * (state.phase == "shares")))
 )
 DEALT = st.builds(
     lambda site, shares, checks, digest: Dealt(
@@ -270,6 +273,11 @@ def test_what_names_a_site_twice_or_fits_no_state_is_refused(
     kept.phase = "another"
     with pytest.raises(StateError, match="damaged"):
         surrogate_proto.unpack_state(kept.SerializeToString())
+    kept = pb.SumState.FromString(surrogate_proto.pack_state(state))
+    kept.pairs += b"p"
+    for wrong in (kept.SerializeToString(), b"\xff" + surrogate_proto.pack_state(state)):
+        with pytest.raises(StateError, match="damaged"):
+            surrogate_proto.unpack_state(wrong)
     if state.shares:
         kept = pb.SumState.FromString(surrogate_proto.pack_state(state))
         del kept.shares.masking[0]
