@@ -26,7 +26,7 @@ OWN: dict[str, tuple[str, ...]] = {
         "client_app/backup.py:write_backup",
         "client_app/features/extraction.py:read_entry",
         "client_app/features/extraction.py:ShardWriter._read",
-        "client_app/governance/ledger.py:Ledger._check_chain",
+        "client_app/governance/budget.py:read_entry",
         "client_app/governance/work_limits.py:_read_counts",
         "client_app/methods/dpcvae/training.py:_restore",
         "client_app/methods/fedavg/update.py:read_control",

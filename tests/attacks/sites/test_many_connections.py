@@ -147,8 +147,8 @@ def test_a_refused_connection_is_closed_though_it_is_used(
         while len(states) == begun + 1 and time.monotonic() < end:
             status(stranger)
             time.sleep(0.1)
-    # It was idle before the first call, too.
-    assert grpc.ChannelConnectivity.IDLE in states[begun:]
+    # Idle, or connecting again where the next call came before anybody looked.
+    assert set(states[begun:]) - {grpc.ChannelConnectivity.READY}, "it was never closed"
 
 
 def test_a_site_may_send_a_message_for_longer_than_a_stranger_may_stay(server: Server) -> None:
