@@ -60,11 +60,15 @@ def absolute(tree: ast.Module, path: Path) -> ast.Module:
 
 
 @cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """What is in the syntax tree of a file."""
+    return tuple(ast.walk(parsed(path)))
+
+
+@cache
 def import_statements(path: Path) -> tuple[ast.Import | ast.ImportFrom, ...]:
     """All imports of a file, at any place."""
-    return tuple(
-        node for node in ast.walk(parsed(path)) if isinstance(node, ast.Import | ast.ImportFrom)
-    )
+    return tuple(node for node in nodes(path) if isinstance(node, ast.Import | ast.ImportFrom))
 
 
 def called(call: ast.Call) -> str:

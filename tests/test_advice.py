@@ -10,6 +10,7 @@ import ast
 import re
 import shlex
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import click
@@ -26,23 +27,19 @@ SAID = re.compile(r"(?:: |&& )((?:site|coordinator) [a-z][^\n;`,]*)")
 # Values that cannot hold a blank or a sign of a shell: names of sites and of models; and quoted ones.
 PLAIN = {"site", "latest", "place"}
 VALUE = "\0"
+COMMANDS = {name: get_command(app) for name, app in APPS.items()}
 
 
 def texts(file: Path) -> Iterator[tuple[int, str, list[str], bool]]:
     """Line, text and the source of each value of every text of a file; whether it is no docstring."""
-    tree = ast.parse(file.read_text())
+    nodes = [*ast.walk(ast.parse(file.read_text()))]
     docstrings = {
         id(node.value)
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     }
-    inside = {
-        id(part)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.JoinedStr)
-        for part in node.values
-    }
-    for node in ast.walk(tree):
+    inside = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+    for node in nodes:
         if isinstance(node, ast.JoinedStr):
             parts = [
                 each.value if isinstance(each, ast.Constant) else VALUE for each in node.values
@@ -61,8 +58,13 @@ def texts(file: Path) -> Iterator[tuple[int, str, list[str], bool]]:
             yield node.lineno, node.value, [], id(node) not in docstrings
 
 
-def advice() -> Iterator[tuple[str, str, list[str]]]:
+@cache
+def advice() -> tuple[tuple[str, str, list[str]], ...]:
     """Place, command line, and the sources of its values."""
+    return tuple(_advice())
+
+
+def _advice() -> Iterator[tuple[str, str, list[str]]]:
     for folder in FOLDERS:
         for file in sorted((ROOT / folder).rglob("*.py")):
             if file.name == "renamed.py":
@@ -84,7 +86,7 @@ def why_not(line: str) -> str:
         program, *words = shlex.split(line.replace(VALUE, "VALUE"))
     except ValueError:
         program, *words = line.split()
-    found: click.Command = get_command(APPS[program])
+    found: click.Command = COMMANDS[program]
     while isinstance(found, click.Group) and words:
         if words[0] not in found.commands:
             return f"there is no command {words[0]!r}"
@@ -99,12 +101,9 @@ def why_not(line: str) -> str:
     return f"there is no {unknown[0]} of it" if unknown else ""
 
 
-ALL = list(advice())
-
-
 def test_each_line_is_a_command_with_its_options() -> None:
     wrong = {}
-    for place, line, _ in ALL:
+    for place, line, _ in advice():
         if why := why_not(line):
             wrong[f"{place}: {line}"] = why
     assert wrong == {}
@@ -114,7 +113,7 @@ def test_values_in_a_line_are_quoted_for_a_shell() -> None:
     """A folder with a blank would be two words."""
     bare = [
         f"{place}: {line}: {value}"
-        for place, line, values in ALL
+        for place, line, values in advice()
         for value in values
         if value not in PLAIN and not value.startswith("shlex.")
     ]

@@ -23,9 +23,9 @@ from tests.commands import coordinator
 from tests.documents import DOCS, PAGES, blocks, commands, name_of, words
 
 TESTS = Path(__file__).parents[1]
-APPS = {
-    "coordinator": fedsurrogate.server_app.cli.main.app,
-    "site": fedsurrogate.client_app.cli.main.app,
+COMMANDS = {
+    "coordinator": get_command(fedsurrogate.server_app.cli.main.app),
+    "site": get_command(fedsurrogate.client_app.cli.main.app),
 }
 QUICK = ("plan", "settings")
 
@@ -52,7 +52,7 @@ def leaf(found: click.Command, arguments: list[str]) -> tuple[click.Command, lis
 def parted(shown: tuple[str, list[str]]) -> tuple[list[str], list[str]]:
     """A line, and the words of it that are its command's own."""
     line = shown[1]
-    return line, leaf(get_command(APPS[line[0]]), line[1:])[1]
+    return line, leaf(COMMANDS[line[0]], line[1:])[1]
 
 
 def complete(text: str) -> bool:
@@ -68,7 +68,7 @@ def complete(text: str) -> bool:
 def test_a_command_exists_with_its_options_and_accepts_its_settings(
     page: str, line: list[str]
 ) -> None:
-    command, arguments = leaf(get_command(APPS[line[0]]), line[1:])
+    command, arguments = leaf(COMMANDS[line[0]], line[1:])
     context = click.Context(command, **command.context_settings)
     given, rest, _ = command.make_parser(context).parse_args(arguments)
     assert not rest or context.allow_extra_args, f"{page}: {rest}"

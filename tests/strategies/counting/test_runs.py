@@ -105,7 +105,8 @@ def test_records_of_other_classes_are_in_no_number_and_the_result_says_so(
     for k in range(3):
         allow(home, k, 'exact-counts = ["evaluation"]\n')
     wanted = exact_accuracy(nodes, run)
-    unknown = [row for row in range(600) if str(load_digits().target[row]) not in CLASSES]
+    digits = load_digits().target.tolist()
+    unknown = [row for row in range(600) if str(digits[row]) not in CLASSES]
     rows = rows_of_classes()[360:]
     for number, node in enumerate(nodes):
         mixed = [*rows[number * 60 : number * 60 + 60], *unknown[number : 3 * others : 3]]
