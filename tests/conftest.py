@@ -18,6 +18,7 @@ The noise of training and its epsilon, which take seconds to find, are found onc
 of a run.
 """
 
+import gc
 import hashlib
 import logging
 import os
@@ -134,6 +135,12 @@ def pytest_configure(config: pytest.Config) -> None:
     mechanism._calibrated = _found_once(mechanism._calibrated, Path.home() / "noise")
     for module, name in ((mechanism, "_spent"), (accounting, "composed")):
         setattr(module, name, _found_once(getattr(module, name), Path.home() / "spent"))
+
+
+def pytest_collection_finish() -> None:
+    """Leave what libraries and the collected tests consist of out of every later search for garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 def _found_once(find: Callable[..., float], folder: Path) -> Callable[..., float]:

@@ -4,7 +4,7 @@
   coordinator runs the same strategy: they differ by their plan.
 * Of another test whose cases run federations, ask hospitals or draw reports, a tenth of the cases
   runs, and two at least. Of the rest, which take less time each, a tenth and four at least.
-* Of the tests of a file that run federations in one way, a quarter runs, and two at least.
+* Of the tests of a file that run federations in one way, a fifth runs, and two at least.
 * Of the examples that a test generates, a tenth is tried: the first of those that all are. Of the
   settings of a subject that are pinned, a fifth.
 
@@ -29,7 +29,7 @@ from hypothesis import settings
 CASES, FEWEST_RUNS, FEWEST_CASES = 1 / 10, 2, 4
 EXAMPLES, FEWEST_EXAMPLES = 1 / 10, 4
 # Of the tests of a file that run federations, and how many at least.
-TESTS, FEWEST_TESTS = 1 / 4, 2
+TESTS, FEWEST_TESTS = 1 / 5, 2
 # What runs a federation, the steps of one at the hospitals of a test, or draws its report.
 RUNS = {"run_federation", "simulate", "Hospitals", "write_report"}
 # Where Hypothesis keeps what `@settings` says; a profile changes only what that leaves open.

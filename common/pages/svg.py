@@ -8,9 +8,10 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,9 @@ from numpy.typing import NDArray
 from ..escapes import for_terminal, human_bytes, shorten
 from ..extras import EXTRAS, install_command, is_installed, needed_for
 from ..models.class_metrics import BINS, ClassReport, bins_of, wilson
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 
 def render_page(
@@ -37,6 +41,20 @@ def render_page(
         filters: of the template, by name.
         written: how a text is written before it is escaped for HTML.
     """
+    environment = _environment(folder, tuple((filters or {}).items()), written)
+    found = (
+        environment.from_string(template) if folder is None else environment.get_template(template)
+    )
+    return found.render(values)
+
+
+@lru_cache(maxsize=8)
+def _environment(
+    folder: Path | None,
+    filters: tuple[tuple[str, Callable[..., Any]], ...],
+    written: Callable[[str], str],
+) -> Environment:
+    """Of `render_page`; it keeps the templates that it has compiled."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -48,11 +66,8 @@ def render_page(
         # Markup is a text of another type: it stays.
         finalize=lambda value: written(value) if type(value) is str else value,
     )
-    environment.filters.update(filters or {})
-    found = (
-        environment.from_string(template) if folder is None else environment.get_template(template)
-    )
-    return found.render(values)
+    environment.filters.update(filters)
+    return environment
 
 
 def trusted(markup: str) -> str:
