@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from benchmarks.harness.options import described
-from benchmarks.harness.results import report
+from benchmarks.harness.results import kept_rows, report
 from benchmarks.harness.samples import BACKBONES, stored_images
 from benchmarks.harness.timing import in_turn, ratio
 from fedsurrogate.client_app.datasets.dataset import DataSource, load
@@ -150,7 +150,9 @@ def main() -> None:
     parser: argparse.ArgumentParser = described(__doc__)
     parser.add_argument("--images", type=int, default=128, help="number of photos (default: 128)")
     parser.add_argument("--repeats", type=int, default=REPEATS, help="turns (default: 9)")
-    parser.add_argument("--only", default="", help="a part of a backbone's name")
+    parser.add_argument(
+        "--only", default="", help="a part of a backbone's name; the others keep their rows"
+    )
     parser.add_argument("--compile", action="store_true", help="torch.compile too, in minutes")
     parser.add_argument("--wall", action="store_true", help="wall time, on an idle machine")
     options = parser.parse_args()
@@ -158,7 +160,6 @@ def main() -> None:
     clock = time.perf_counter if options.wall else processor_time
     if not options.wall:
         torch.set_num_threads(1)
-    rows = []
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         photos = folder / "images" / "photos" / "all"
@@ -166,9 +167,9 @@ def main() -> None:
         encoded, _ = stored_images("data/pacs/photo-train.parquet", count)
         for index, image in enumerate(encoded):
             (photos / f"{index:05}.jpg").write_bytes(image)
-        for title, name, weights in backbones(folder):
-            if options.only not in name:
-                continue
+        chosen = [each for each in backbones(folder) if options.only in each[1]]
+        rows = kept_rows("extraction", lambda row: row[0] in {title for title, *_ in chosen})
+        for title, name, weights in chosen:
             backbone = load_backbone(name, str(weights), SIZE, "cpu")
             network = load_network(name, str(weights), SIZE, USUAL).model
             made = works(backbone, network, folder / "images", count, options.compile)

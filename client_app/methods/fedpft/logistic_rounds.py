@@ -56,7 +56,7 @@ def bounded_round(job: Job) -> SiteStatistic:
     Raises:
         SurrogateError: for a message that is not this run's.
     """
-    train, (weight, bias, public, digest, bound) = job.found.train, _received(job)
+    train, (weight, bias, public, content, bound) = job.found.train, _received(job)
     claim = job.run.mechanism_for("record" if train.units is None else "patient")
     assert claim is not None
     classes = job.run.settings.classes
@@ -77,7 +77,7 @@ def bounded_round(job: Job) -> SiteStatistic:
         made = coded_statistics(data.features, code, weights, bounds, *data.done)
         return SiteStatistic({each.name: each for each in made}, claim, classes)
     data = _kept(
-        train, (digest, mean_weight, claim.clip), lambda: Clipped.of(train, claim.clip, change)
+        train, (content, mean_weight, claim.clip), lambda: Clipped.of(train, claim.clip, change)
     )
     features, weights = data.features, data.weights * (labels >= 0)
     labels = labels.clamp_min(0)
@@ -254,10 +254,10 @@ def _map_of(
     return mapped if lengths is None else measured
 
 
-def _received(job: Job) -> tuple[Tensor, Tensor, PublicMap, str, float]:
+def _received(job: Job) -> tuple[Tensor, Tensor, PublicMap, bytes, float]:
     """Weight (C, k), float64, and bias (C,) of the received head; the map of the features, after what
-    they keep of their own mean and length; and what divides a feature that is longer, in the first
-    round. Raises SurrogateError for others than the run's.
+    they keep of their own mean and length, and a digest of its numbers; and what divides a feature
+    that is longer, in the first round. Raises SurrogateError for others than the run's.
     """
     model = job.received_model(_unpacked).tensors
     sizes = job.run.plan.messages.sizes(
@@ -273,9 +273,9 @@ def _received(job: Job) -> tuple[Tensor, Tensor, PublicMap, str, float]:
         raise SurrogateError(
             f"a bound of {bound:g}; it is above zero where the run has public features, else zero"
         )
-    public, digest = _map_in(job.payload or b"")
-    job.check_agreed(digest, job.round > 1)
-    return model[logistic.WEIGHT].double(), model[logistic.BIAS].double(), public, digest, bound
+    public, name, content = _map_in(job.payload or b"")
+    job.check_agreed(name, job.round > 1)
+    return model[logistic.WEIGHT].double(), model[logistic.BIAS].double(), public, content, bound
 
 
 # All sites of a simulation receive the same bytes.
@@ -283,9 +283,12 @@ _unpacked = lru_cache(maxsize=1)(unpack_parameters)
 
 
 @lru_cache(maxsize=1)
-def _map_in(payload: bytes) -> tuple[PublicMap, str]:
-    """The map in a model that was checked, float64, and its digest."""
+def _map_in(payload: bytes) -> tuple[PublicMap, str, bytes]:
+    """The map in a model that was checked, float64; its digest in settings, which leaves out rows of
+    zeros; and one of all its numbers.
+    """
     model = _unpacked(payload).tensors
     parts = (model.get(logistic.PROJECTION), model[logistic.CENTRE])
     public = PublicMap(*(each if each is None else each.double() for each in parts))
-    return public, public_digest(public)
+    numbers = b"".join(each.numpy().tobytes() for each in parts if each is not None)
+    return public, public_digest(public), hashlib.sha256(numbers).digest()

@@ -217,8 +217,8 @@ def test_a_site_without_records_sends_zeros(public: dict[str, Any]) -> None:
 @settings(max_examples=30, deadline=None)
 def test_features_kept_between_rounds_are_those_of_the_request(data: st.DataObject) -> None:
     """Whatever changed since: a record, a class, whose record it is, the map, or the memory there is."""
-    run, known = parse_run(ALONE), dict[str, Job]()
-    for changed in ("nothing", "record", "class", "owner", "centre"):
+    run, known = parse_run(BASE | {"features.dimensions": 8}), dict[str, Job]()
+    for changed in ("nothing", "record", "class", "owner", "centre", "order"):
         training = Training.begin(run, run.settings.classes, "f", 64)
         training.round = 1
         features = torch.randn(6, 64, generator=torch.Generator().manual_seed(0))
@@ -229,6 +229,11 @@ def test_features_kept_between_rounds_are_those_of_the_request(data: st.DataObje
             owners[data.draw(st.integers(0, 5))] = "d"
         if changed == "centre":
             training.model["centre"] = torch.ones(64)
+        # Rows of zeros are not in the map's digest, so that these are one map to it.
+        training.model["projection"][-1] = 0
+        if changed == "order":
+            training.model["projection"] = training.model["projection"].roll(1, 0)
+        training.model["weight"] = torch.arange(80.0).reshape(10, 8)
         known[changed] = job = request(run, training, features, owners)
         if changed == "class":
             labels = torch.zeros(6, dtype=torch.int64)
@@ -243,7 +248,7 @@ def test_features_kept_between_rounds_are_those_of_the_request(data: st.DataObje
         torch.equal(fresh["nothing"]["sums"], fresh[each]["sums"]) for each in [*fresh][1:]
     )
     logistic_rounds._latest.clear()
-    each_bytes = 6 * 65 * 8
+    each_bytes = 6 * 9 * 8
     with pytest.MonkeyPatch.context() as patched:
         room = data.draw(st.integers(0, 4))
         patched.setattr(logistic_rounds, "MOST_KEPT", room * each_bytes)
