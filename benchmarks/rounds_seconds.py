@@ -119,13 +119,7 @@ def federation(
             "127.0.0.1",
             *(w for n in names for w in ("--site", n)),
         )
-        link = [commands / "coordinator", "superlink", "--database", "state.db"]
-        link += ["--enable-supernode-auth", "--fleet-api-address", f"127.0.0.1:{fleet}"]
-        link += ["--control-api-address", control]
-        link += ["--serverappio-api-address", f"unix:{home}/link/app:9091"]
-        for option, file in (("ca-certfile", "ca"), ("certfile", "server"), ("keyfile", "server")):
-            ending = "key" if option == "keyfile" else "crt"
-            link += [f"--ssl-{option}", f"certificates/{file}.{ending}"]
+        link = [str(commands / "coordinator"), *superlink_words(home, fleet, control)]
         with (home / "superlink.log").open("w") as log:
             superlink = subprocess.Popen(
                 link, env=environment, cwd=home, stdout=log, stderr=subprocess.STDOUT
@@ -148,6 +142,18 @@ def federation(
             for site in started:
                 stop_process(site.process.pid)
             stop_process(superlink.pid)
+
+
+def superlink_words(home: Path, fleet: int, control: str) -> list[str]:
+    """`coordinator superlink` in a folder with its certificates; fleet: the port of the sites."""
+    words = ["superlink", "--database", f"{home}/state.db"]
+    words += ["--enable-supernode-auth", "--fleet-api-address", f"127.0.0.1:{fleet}"]
+    words += ["--control-api-address", control]
+    words += ["--serverappio-api-address", f"unix:{home}/link/app:9091"]
+    for option, file in (("ca-certfile", "ca"), ("certfile", "server"), ("keyfile", "server")):
+        ending = "key" if option == "keyfile" else "crt"
+        words += [f"--ssl-{option}", f"{home}/certificates/{file}.{ending}"]
+    return words
 
 
 def programs(tree: Path) -> Path:

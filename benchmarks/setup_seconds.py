@@ -9,7 +9,6 @@ seconds of all processes of a step. The anchor is a Python that imports torch, i
 from __future__ import annotations
 
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -24,16 +23,11 @@ import psutil
 from benchmarks.harness.options import described
 from benchmarks.harness.results import report
 from benchmarks.harness.samples import ROOT
-from benchmarks.rounds_seconds import Site, free_ports, programs, wait_for_port
+from benchmarks.rounds_seconds import Site, free_ports, programs, superlink_words, wait_for_port
+from benchmarks.simulation_start import used
 from fedsurrogate.server_app.deployment.submit import flower_environment, stop_process
 
 Seconds = tuple[float, float]
-
-
-def ended() -> float:
-    """Processor seconds of all processes from here that have ended."""
-    times = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return times.ru_utime + times.ru_stime
 
 
 def measured(tree: Path) -> dict[str, Seconds]:
@@ -48,33 +42,28 @@ def measured(tree: Path) -> dict[str, Seconds]:
         }
 
         def timed(step: str, *words: str | Path) -> None:
-            began, spent = time.monotonic(), ended()
+            began, spent = time.monotonic(), used()
             subprocess.run(words, env=environment, cwd=home, check=True, capture_output=True)
-            found[step] = time.monotonic() - began, ended() - spent
+            found[step] = time.monotonic() - began, used() - spent
 
-        def started(step: str, ready: Callable[[Site], object], *words: str | Path) -> Site:
+        def started(step: str, ready: Callable[[Site], object], *words: str | Path) -> None:
             began = time.monotonic()
             site = Site([str(word) for word in words], home / f"{step}.log", environment)
             running.append(site)
             ready(site)
             found[step] = time.monotonic() - began, site.processor_seconds()
-            return site
 
         (port,), running = free_ports(1), list[Site]()
-        flags = ("--control", f"unix:{home}/link/control:9093")
+        control = f"unix:{home}/link/control:9093"
+        flags = ("--control", control)
         flags += ("--root-certificates", f"{home}/certificates/ca.crt")
         coordinator, own = commands / "coordinator", home / "certificates"
         try:
             timed("python -c 'import torch'", sys.executable, "-c", "import torch")
             certify = ("certs", own, "--host", "127.0.0.1", "--site", "north")
             timed("certificates", coordinator, "sites", *certify)
-            link = ["--database", home / "state.db", "--enable-supernode-auth"]
-            link += ["--fleet-api-address", f"127.0.0.1:{port}"]
-            link += ["--control-api-address", f"unix:{home}/link/control:9093"]
-            link += ["--serverappio-api-address", f"unix:{home}/link/app:9091"]
-            link += ["--ssl-ca-certfile", own / "ca.crt", "--ssl-certfile", own / "server.crt"]
-            link += ["--ssl-keyfile", own / "server.key"]
-            started("SuperLink", lambda _: wait_for_port(port), coordinator, "superlink", *link)
+            link = superlink_words(home, port, control)
+            started("SuperLink", lambda _: wait_for_port(port), coordinator, *link)
             timed("key registered", coordinator, "sites", "register", own, *flags)
             kit = own / "sites" / "north"
             join = ["--superlink", f"127.0.0.1:{port}", "--root-certificates", kit / "ca.crt"]
