@@ -14,6 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,6 +26,8 @@ from fedsurrogate.common.targets.target import Target
 from .left_out import LeftOut, SourceError, attempt, is_file, of_system
 
 SAVE = "save it as CSV UTF-8 with commas"
+# Types of cells of which equal ones have one name. Those of single and double precision have not.
+ALIKE = {str, int, np.str_, np.int32, np.int64}
 
 
 def names_in(
@@ -50,7 +53,7 @@ def names_in(
     once, known = lru_cache(1024)(name_of), tuple(known)
     for row, value in enumerate(values):
         try:
-            name = (once if type(value) in (str, int) else name_of)(value, known)
+            name = (once if type(value) in ALIKE else name_of)(value, known)
             if name is None:
                 gaps.append(row)
             elif not (left.one_by_one or is_text(name)):

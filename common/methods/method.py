@@ -220,7 +220,13 @@ class Combination:
 
 # With more sites harm is not measured: each has too little weight. Of 1,000, the worst lie that was found
 # costs 0.75 points without a defence (CIFAR-10, 64 columns), and harm counts from three on.
-MOST_JUDGED = 1000
+# With fewer, nothing tells which one is wrong.
+FEWEST_JUDGED, MOST_JUDGED = 3, 1000
+
+
+def measures_harm(rule: str, sites: int) -> bool:
+    """Whether the defence `rule` measures what each of so many sites costs the others."""
+    return rule == "harm" and FEWEST_JUDGED <= sites <= MOST_JUDGED
 
 
 @dataclass(frozen=True)

@@ -713,10 +713,8 @@ def of_mixtures(surrogate: Surrogate, classes: Sequence[str]) -> Statistics:
         classes: of the statistics, C, which hold all of the site's.
     """
     table = surrogate.mixtures
-    rows = class_indices(classes, surrogate.header.classes)[table.labels]
+    counts, means, rows = _class_means(surrogate, classes)
     sizes, own = _records_of_components(table), table.means.double()
-    counts = _placed(sizes, rows, len(classes))
-    means = _placed(sizes[:, None] * own, rows, len(classes)) / counts.clamp_min(1e-300)[:, None]
     shares = sizes / sizes.sum()
     covariance = _mean_covariance(table, shares)
     if len(rows) > len(surrogate.header.classes):
@@ -727,6 +725,35 @@ def of_mixtures(surrogate: Surrogate, classes: Sequence[str]) -> Statistics:
     return Statistics(
         counts, means, covariance, sampled=not isinstance(table.covariance, Diagonal | Spherical)
     )
+
+
+def _class_means(surrogate: Surrogate, classes: Sequence[str]) -> tuple[Tensor, Tensor, Tensor]:
+    """Records (C,) and mean (C, d) of each class, and the class of each component (M,)."""
+    table = surrogate.mixtures
+    rows = class_indices(classes, surrogate.header.classes)[table.labels]
+    sizes = _records_of_components(table)
+    counts, totals = (
+        _placed(each, rows, len(classes)) for each in (sizes, sizes[:, None] * table.means.double())
+    )
+    return counts, totals / counts.clamp_min(1e-300)[:, None], rows
+
+
+# Records (C,) and mean (C, d) of each class, and the trace of the covariance.
+Outline = tuple[Tensor, Tensor, Tensor]
+
+
+def outline(statistics: Statistics) -> Outline:
+    """What statistics say of a site without directions."""
+    return statistics.counts, statistics.means, statistics.covariance.diagonal().sum()
+
+
+def outline_of_mixtures(surrogate: Surrogate, classes: Sequence[str]) -> Outline:
+    """The outline of `of_mixtures`; no stored covariance of one component a class is read for it."""
+    table = surrogate.mixtures
+    if isinstance(table.covariance, Gram) and len(table.labels) == len(surrogate.header.classes):
+        trace = table.covariance.variances_per_dimension().double().sum()
+        return *_class_means(surrogate, classes)[:2], trace
+    return outline(of_mixtures(surrogate, classes))
 
 
 def of_sums(sent: Parameters, classes: Sequence[str]) -> Statistics:

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from fedsurrogate.common.methods.method import MOST_JUDGED
+from fedsurrogate.common.methods.method import measures_harm
 from fedsurrogate.common.models.generators import COUNTS
 from fedsurrogate.common.models.parameters import CONTROL, Parameters, Tensors
 from fedsurrogate.common.surrogates.surrogates import (
@@ -523,8 +523,8 @@ def defend_surrogates(
 
     Args:
         surrogates: of the sites. Noisy sums all have the same classes.
-        rule: "harm" lowers the weight of harmful sites, and leaves some out, of at most MOST_JUDGED; any
-            other does not.
+        rule: "harm" lowers the weight of harmful sites, and leaves some out, where
+            `measures_harm` says so; any other does not.
         max_share: most weight of a site, as in `shares_kept`.
         classes: of the run.
     """
@@ -536,7 +536,7 @@ def defend_surrogates(
     counts = [[max(0.0, float(count)) for count in each.counts] for each in surrogates]
     shares, capped = caps(surrogates, counts, max_share, power, max(noises, default=0.0))
     kept = list(map(scaled, surrogates, shares))
-    if rule != "harm" or len(kept) > MOST_JUDGED:
+    if not measures_harm(rule, len(kept)):
         return Defended(kept, capped)
     sites = [each.header.site for each in kept]
     found = by_harm(sites, judged(of_surrogates(kept, classes)), capped, power)

@@ -14,11 +14,20 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
+from fedsurrogate.common.methods.method import FEWEST_JUDGED
 from fedsurrogate.common.surrogates.class_sums import PRESENT
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate, SumsSurrogate, Surrogate
 
 from ..closed_form.solvers import ENOUGH_COLUMNS, LEAST_EXCESS, LEAST_RATIO
-from ..closed_form.statistics import Factored, Statistics, dense, of_mixtures
+from ..closed_form.statistics import (
+    Factored,
+    Outline,
+    Statistics,
+    dense,
+    of_mixtures,
+    outline,
+    outline_of_mixtures,
+)
 
 # A site's covariance counts at most so many times the median site's where it is the common scale.
 WIDEST = 3.0
@@ -36,7 +45,8 @@ def of_surrogates(surrogates: Sequence[AnySurrogate], classes: Sequence[str]) ->
         parts, noise = _of_noisy_sums(sums)
         return sites_of(lambda: parts, noise)
     mixtures = [each for each in surrogates if isinstance(each, Surrogate)]
-    return sites_of(lambda: (of_mixtures(each, classes) for each in mixtures))
+    outlines = [outline_of_mixtures(each, classes) for each in mixtures]
+    return sites_of(lambda: (of_mixtures(each, classes) for each in mixtures), outlines=outlines)
 
 
 def _of_noisy_sums(surrogates: Sequence[SumsSurrogate]) -> tuple[list[Statistics], Tensor]:
@@ -62,15 +72,20 @@ def _of_noisy_sums(surrogates: Sequence[SumsSurrogate]) -> tuple[list[Statistics
     return parts, torch.where(there, noise, 0.0)
 
 
-def sites_of(parts: Callable[[], Iterable[Statistics]], noise: Tensor | None = None) -> Sites:
+def sites_of(
+    parts: Callable[[], Iterable[Statistics]],
+    noise: Tensor | None = None,
+    outlines: Iterable[Outline] | None = None,
+) -> Sites:
     """The statistics of sites in the directions in which their class means differ.
 
     Args:
         parts: gives the statistics of each site, one at a time, so that memory holds two covariances;
-            called three times.
+            called twice, and once more without outlines.
         noise: variance of the noise in each class mean, (S, C); None without privacy.
+        outlines: of the parts, where they are known without the covariances.
     """
-    tables = [(each.counts, each.means, each.covariance.diagonal().sum()) for each in parts()]
+    tables = outlines or map(outline, parts())
     counts, means, sizes = (torch.stack(each) for each in zip(*tables, strict=True))
     centre = (counts[..., None] * means).sum((0, 1)) / counts.sum().clamp_min(1e-300)
     apart = (means - centre).flatten(0, 1) * counts.flatten().sqrt()[:, None]
@@ -145,8 +160,8 @@ JUDGES, RECORDS = 50, 10.0
 STEPS = (0.8, 0.65, 0.5, 0.35, 0.25, 0.15, 0.1, 0.05, 0.02, 0.0)
 # What the harm of a needed site may be beyond that which no weight takes away, because it is in its classes.
 BY_CLASSES = 0.01
-# Fewest sites of which one may be left out, and holders of a class below whose number none is.
-FEWEST, FEW = 3, 2
+# Holders of a class below whose number none is left out.
+FEW = 2
 # Largest variance of the noise in a site's class means, in that of a record, with which it judges; and how
 # often noise is drawn again.
 LOST, DRAWS = 0.5, 4
@@ -245,7 +260,7 @@ class Evidence(ABC):
         right by the judge's own noise, so only that without it counts.
         """
         count, places = len(self), torch.nonzero(self.able()).flatten()
-        if count < FEWEST:
+        if count < FEWEST_JUDGED:
             places = places[:0]
         spaced = torch.linspace(0, len(places) - 1, min(len(places), JUDGES)).round().long()
         judges, sums = places[spaced].tolist(), self.sums()
@@ -370,14 +385,12 @@ class Decided:
 
 def judged(evidence: Evidence) -> Decided:
     """The weights with which no site harms more than one in five of the sites, and at least two, by
-    more than the evidence's limit, as far as what they sent shows.
+    more than the evidence's limit, as far as what they sent shows. Of so many sites as `measures_harm`
+    says.
 
     A site that harms by more than the limit for leaving out is left out, unless it is needed; and any
     that harms by too much with a fiftieth of its weight. Never half of them.
     """
-    if len(evidence) < FEWEST:
-        none = torch.zeros(len(evidence), dtype=torch.float64)
-        return Decided(none + 1, none, none, limit=evidence.out, metric=evidence.metric)
     evidence = evidence.prepared()
     first = largest(evidence.harms())
     chance = by_chance(evidence, first)
@@ -405,7 +418,7 @@ def lowered(
     if not harmful.any():
         return weights, ()
     most, kept, left = (count - 1) // 2, list(range(count)), list[int]()
-    while len(left) < most and len(kept) > FEWEST - 1:
+    while len(left) < most and len(kept) > FEWEST_JUDGED - 1:
         some = evidence.of(kept)
         above = largest(some.harms()) - out[kept]
         at = int(above.argmax())

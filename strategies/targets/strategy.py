@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedsurrogate.common.errors import RunError, SurrogateError
-from fedsurrogate.common.methods.method import MOST_JUDGED
+from fedsurrogate.common.methods.method import measures_harm
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.run import Run
@@ -328,7 +328,7 @@ class FromCodedSums(Heads):
             moments = moment_shares([each.tensors for each in sent], most)
             shares = list(map(operator.mul, shares, moments))
         capped = below_one(sent, shares)
-        if self.config.defence != "harm" or len(sent) > MOST_JUDGED:
+        if not measures_harm(self.config.defence, len(sent)):
             return Defended(list(sent), capped)
         evidence = outputs(
             lambda: (

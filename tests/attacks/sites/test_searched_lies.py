@@ -9,6 +9,7 @@ from functools import cache
 import pytest
 
 from benchmarks.searched_attacks import Federation, Lie, with_lie
+from fedsurrogate.common.methods import method
 from fedsurrogate.common.methods.method import MOST_JUDGED
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.strategies.robustness import defence
@@ -70,16 +71,19 @@ def test_no_honest_site_counts_less_for_false_ones_that_do(
     assert max(weights[-hostile:]) < 0.5
 
 
-@pytest.mark.parametrize(("most", "measured"), [(10, True), (9, False)])
-def test_of_more_sites_than_are_judged_each_keeps_its_weight(
-    most: int, measured: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("sites", "most", "measured"),
+    [(10, 10, True), (10, 9, False), (3, MOST_JUDGED, True), (2, MOST_JUDGED, False)],
+)
+def test_of_two_sites_and_of_more_than_are_judged_each_keeps_its_weight(
+    sites: int, most: int, measured: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = federation(10)
-    sent = [*own.good, with_lie(own.bad[0], Lie("next class", 2.5, 3))]
-    monkeypatch.setattr(defence, "MOST_JUDGED", most)
+    sent = [*own.good[: sites - 1], with_lie(own.bad[0], Lie("next class", 2.5, 3))]
+    monkeypatch.setattr(method, "MOST_JUDGED", most)
     found = defence.defend_surrogates(sent, "harm", 0.0, own.classes)
     assert bool(found.effects) is measured
-    assert (len(found.kept) < 10 or bool(found.capped)) is measured
+    assert (len(found.kept) < sites or bool(found.capped)) is measured
 
 
 @pytest.mark.parametrize("given", ["auto", "none"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -10,6 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -204,7 +206,11 @@ def test_classes_that_hugging_face_declares(
     assert found.classes == (("cat", "dog") if whole else ("0", "1"))
 
 
-CELLS = st.sampled_from(["cat", " cat", "", "n/a", None, 1.0, True, math.nan, 1j, object(), "None"])
+# Some are equal and have other names: a truth value and a number, numbers of single and double precision.
+NUMBERS = {"1": [1, 1.0, np.int64(1), np.int32(1)], "True": [True, np.bool_(True)]}
+NUMBERS |= {"0.1": [np.float32(0.1)], "0.10000000149011612": [0.10000000149011612]}
+CELLS = st.sampled_from(["cat", " cat", "", "n/a", None, math.nan, 1j, object(), "None"])
+CELLS |= st.sampled_from([np.str_("cat"), *itertools.chain(*NUMBERS.values())])
 
 
 @settings(max_examples=150)
@@ -214,9 +220,9 @@ def test_each_row_has_its_own_name_or_none(cells: list[Any], known: bool, one_by
         if isinstance(cell, str):
             text = cell.strip()
             return None if text in ("", "n/a") or (text == "None" and not known) else text
-        if cell is True:
-            return "True"
-        return "1" if cell == 1.0 else None
+        return next(
+            (name for name, own in NUMBERS.items() if any(cell is each for each in own)), None
+        )
 
     odd = [at for at, cell in enumerate(cells) if type(cell) in (complex, object)]
     kinds = Counter(type(cells[at]).__name__ for at in odd)

@@ -4,6 +4,7 @@ in numpy.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedsurrogate.common.surrogates.covariances import Diagonal, Full, Spherical
+from fedsurrogate.common.surrogates.covariances import Diagonal, Full, Gram, Spherical, StoredGram
 from fedsurrogate.common.surrogates.mixtures import Mixtures
 from fedsurrogate.common.surrogates.surrogates import Header, Surrogate
 from fedsurrogate.strategies.closed_form.statistics import (
     of_mixtures,
     of_noisy_sums,
+    outline,
+    outline_of_mixtures,
     pooled,
     pooled_by_class,
 )
@@ -43,6 +46,7 @@ def surrogate(family: str, names: tuple[str, ...], seed: int, most: int) -> Surr
         "full": lambda: Full(torch.linalg.cholesky(roots @ roots.mT + torch.eye(D))),
         "diag": lambda: Diagonal(spread),
         "spherical": lambda: Spherical(spread[:, 0]),
+        "gram": lambda: Gram(roots[0] @ roots[0].mT + torch.eye(D)),
     }[family]()
     counts = torch.randint(1, 90, (len(names),), generator=generator)
     means = 3 * torch.randn(len(labels), D, generator=generator)
@@ -103,6 +107,31 @@ def test_mixtures_have_the_moments_of_their_components(
     # One site alone, without its whole matrix.
     one = of_mixtures(sent[0], CLASSES)
     assert float(one.counts.sum()) == pytest.approx(float(sent[0].mixtures.counts.sum()), rel=1e-5)
+
+
+@settings(max_examples=30)
+@given(
+    st.sampled_from(["full", "diag", "spherical", "gram"]),
+    OWNED,
+    st.integers(0, 10**4),
+    st.integers(1, 3),
+    st.floats(0.1, 1),
+)
+def test_an_outline_is_that_of_the_whole_statistics_and_reads_no_stored_covariance(
+    family: str, names: tuple[str, ...], seed: int, most: int, share: float
+) -> None:
+    sent = surrogate(family, names, seed, 1 if family == "gram" else most)
+    whole, reads, held = outline(of_mixtures(sent, CLASSES)), list[None](), sent.mixtures.covariance
+    if isinstance(held, Gram):
+        matrix = held.matrix
+        read = StoredGram(
+            lambda: reads.append(None) or matrix, held.variances_per_dimension()
+        ).scaled(share)
+        sent = replace(sent, mixtures=replace(sent.mixtures, covariance=read))
+        whole = (*whole[:2], whole[2] * share**2)
+    for found, expected in zip(outline_of_mixtures(sent, CLASSES), whole, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
+    assert not reads
 
 
 @settings(max_examples=30)

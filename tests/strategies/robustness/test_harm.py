@@ -224,12 +224,6 @@ def test_one_sites_records_alone_accuse_nobody(seed: int, count: int) -> None:
     assert (harm.judged(evidence(parts)).weights[:-1] == 1).all()
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_of_two_sites_none_is_judged(count: int) -> None:
-    parts = [site(each, swap=each == 0) for each in range(count)]
-    assert (harm.judged(evidence(parts)).weights == 1).all()
-
-
 @few
 @given(st.integers(3, 12), st.integers(1, 12), st.integers(0, 10**6))
 def test_never_half_of_the_sites_are_lowered(count: int, hostile: int, seed: int) -> None:
