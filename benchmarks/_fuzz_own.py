@@ -99,6 +99,7 @@ OWN: dict[str, tuple[str, ...]] = {
         "strategies/pooling/class_means.py:_read",
     ),
     "random bytes of the operating system or of a cipher, of any value": (
+        "common/privacy/gaussian_mechanism.py:_accepted",
         "common/privacy/gaussian_mechanism.py:_words",
         "common/secure_aggregation/secrets.py:keystream",
     ),

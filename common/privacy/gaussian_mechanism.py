@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from decimal import Context, Decimal
+from decimal import Context, Decimal, localcontext
 from fractions import Fraction
+from functools import cache, cached_property, lru_cache
 from itertools import count
 
 import numpy as np
@@ -88,10 +89,16 @@ def secret_bytes(count: int) -> bytearray:
 Integers = NDArray[np.int64]
 # Random bytes, as many as asked for.
 Source = Callable[[int], bytes | bytearray]
-# Floating point decides a coin unless its uniform number lies this close to the probability; errors
-# there are far smaller.
+# Floating point tells whether a point is below the curve unless it lies this close; errors there are
+# far smaller.
 UNSURE = 2.0**-40
 DIGITS = Context(prec=80)
+# Numbers beyond so many standard deviations, less than one in 1e37, are not drawn.
+FARTHEST = 13
+# Boxes of an envelope, as many as seven bits tell apart; the area of each, with which they reach the top
+# of the curve; and how many edges of the last box are longer than a standard deviation. Edges have
+# so many bits after the point.
+BOXES, AREA, LAST, BITS = 128, Decimal("0.009971254664"), 4, 24
 # The sum of n discrete Gaussians reveals no more than a continuous Gaussian whose variance is
 # smaller by n + 1 times this.
 #
@@ -125,11 +132,12 @@ def discrete_gaussian(variance: int, count: int, source: Source | None = None) -
         Integers (count,), int64.
 
     Source:
-        Canonne, Kamath & Steinke 2020, algorithm 3.
+        Marsaglia & Tsang 2000, "The ziggurat method", on whole numbers and without an error of
+        floating point.
 
     Example:
         >>> discrete_gaussian(variance=16, count=8, source=seeded(bytes(32))).tolist()
-        [3, -2, -5, 1, -5, 3, -1, -5]
+        [-4, -1, -6, 2, 3, 0, -7, -1]
     """
     # One key for all bytes of a draw: a new cipher for each of some thirty pieces takes longer than
     # the bytes.
@@ -137,7 +145,7 @@ def discrete_gaussian(variance: int, count: int, source: Source | None = None) -
     batches: list[Integers] = []
     missing = count
     while missing > 0:
-        drawn = _accepted(variance, 2 * missing + 64, source)[:missing]
+        drawn = _accepted(envelope_of(variance), missing + missing // 16 + 64, source)[:missing]
         batches.append(drawn)
         missing -= len(drawn)
     return np.concatenate(batches) if batches else np.zeros(0, dtype=np.int64)
@@ -151,63 +159,108 @@ def seeded(seed: bytes) -> Source:
     return lambda count: stream.update(bytes(count))
 
 
-def _accepted(variance: int, count: int, source: Source) -> Integers:
-    """Samples of a discrete Laplace distribution that are kept with the ratio of both distributions
-    (algorithm 3).
+@dataclass(frozen=True)
+class Envelope:
+    """Boxes of one area, one upon another, that together cover exp(-k^2 / (2 variance)) for whole
+    numbers k from 0 to FARTHEST standard deviations.
+
+    Attributes:
+        variance: of the distribution.
+        area: of a box. Its height is the area over its width.
+        widths: how many numbers a box holds, from 0 on, (BOXES,), uint64; the lowest box first.
+        last: the largest word of 64 bits of the last whole turn of a width, (BOXES,), uint64.
+        inside: for a number up to this, the whole height of the box is below the curve, (BOXES,), int64.
     """
-    scale = math.isqrt(variance) + 1
-    candidates = _discrete_laplace(scale, count, source)
-    sizes = np.abs(candidates)
-    excess = (sizes - variance / scale) ** 2 / float(2 * variance)
 
-    def exact(at: int) -> Fraction:
-        return Fraction((int(sizes[at]) * scale - variance) ** 2, 2 * variance * scale**2)
+    variance: int
+    area: Decimal
+    widths: NDArray[np.uint64]
+    last: NDArray[np.uint64]
+    inside: Integers
 
-    return candidates[_coins(excess, exact, source)]
+    @cached_property
+    def heights(self) -> NDArray[np.float64]:
+        """Of the boxes, (BOXES,)."""
+        return float(self.area) / self.widths
+
+    @cached_property
+    def floors(self) -> NDArray[np.float64]:
+        """Height of all boxes below each, (BOXES,)."""
+        return np.concatenate([[0.0], np.cumsum(self.heights)[:-1]])
+
+    def covers(self, box: int, share: Decimal, size: int) -> bool:
+        """Whether a point of a box, at a share of its height, is below the curve at `size`; with all digits."""
+        below = DIGITS.divide(share, Decimal(int(self.widths[box])))
+        for width in self.widths[:box].tolist():
+            below = DIGITS.add(below, DIGITS.divide(Decimal(1), Decimal(width)))
+        curve = DIGITS.exp(DIGITS.divide(Decimal(-(size**2)), Decimal(2 * self.variance)))
+        return DIGITS.multiply(self.area, below) < curve
 
 
-def _discrete_laplace(scale: int, count: int, source: Source) -> Integers:
-    """Integers with probabilities proportional to exp(-|k| / scale) (algorithm 2); fewer than
-    `count`.
+@cache
+def _edges() -> tuple[int, ...]:
+    """Right edges z of BOXES boxes of the area AREA, the lowest first, and zero, times 2^BITS and
+    rounded up. Up to an edge, the boxes below it are as high as exp(-z^2 / 2).
     """
-    uniform = _below(scale, count, source)
-    uniform = uniform[_coins(uniform / scale, lambda at: Fraction(int(uniform[at]), scale), source)]
-    turns = np.zeros(len(uniform), dtype=np.int64)
-    going = np.arange(len(uniform))
-    while len(going):
-        going = going[_coins(np.ones(len(going)), lambda at: Fraction(1), source)]
-        turns[going] += 1
-    sizes = uniform + scale * turns
-    negative = _below(2, len(sizes), source) == 1
-    kept = ~(negative & (sizes == 0))
+    edges, height = [Decimal(FARTHEST)], Decimal(0)
+    with localcontext(Context(prec=30)):
+        while len(edges) < BOXES:
+            height += AREA / edges[-1]
+            edges.append((-2 * height.ln()).sqrt())
+        return *(int(each * 2**BITS) + 1 for each in edges), 0
+
+
+@lru_cache(256)
+def envelope_of(variance: int) -> Envelope:
+    """The envelope of a variance, from whole numbers alone, so it is the same on every machine.
+
+    Proof. Let s be the standard deviation, z the edge of a box, and w the numbers in it: z s < w <= z s + 1
+    <= z (s + LAST), as z >= 1 / LAST. So a box is at least AREA (1 + 2^-20) / z high. A number that is not in
+    it is above z s, and is in all boxes below it, which together reach exp(-z^2 / 2); that edges are
+    rounded up takes less than 2^-20 of a height. All boxes together reach above one. Up to a box whose
+    next one has the edge y, boxes are at most (1 + 2^-20) (s + 1 + LAST) / s times as high as exp(-y^2 /
+    2). The curve is higher where k^2 <= variance y^2 - variance 2^-19 - 2 s (1 + LAST).
+    """
+    edges, deviation = _edges(), math.isqrt(variance) + 1
+    widths = [(math.isqrt(variance * edge**2) >> BITS) + 1 for edge in edges[:-1]]
+    room = (variance >> 19) + 1 + 2 * deviation * (1 + LAST)
+    squares = [(variance * (edge - 1) ** 2 >> 2 * BITS) - room for edge in edges[1:]]
+    return Envelope(
+        variance,
+        DIGITS.multiply(DIGITS.multiply(AREA, Decimal(1 + 2.0**-20)), Decimal(deviation + LAST)),
+        np.array(widths, dtype=np.uint64),
+        np.array([2**64 // width * width - 1 for width in widths], dtype=np.uint64),
+        np.array([math.isqrt(each) if each >= 0 else -1 for each in squares], dtype=np.int64),
+    )
+
+
+def _accepted(envelope: Envelope, count: int, source: Source) -> Integers:
+    """Points of the envelope that are below the curve: fewer than `count` numbers with signs."""
+    first = np.frombuffer(source(count), dtype=np.uint8)
+    box, negative = first % BOXES, first >= BOXES
+    drawn = _words(count, source)
+    sizes = (drawn % envelope.widths[box]).astype(np.int64)
+    # Zero has no sign, and would else count twice.
+    kept = (drawn <= envelope.last[box]) & ~(negative & (sizes == 0))
+    near = np.flatnonzero(kept & (sizes > envelope.inside[box]))
+    kept[near] = _below_curve(envelope, box[near], sizes[near], source)
     signed: Integers = np.where(negative, -sizes, sizes)[kept]
     return signed
 
 
-def _coins(
-    exponents: NDArray[np.float64], exact: Callable[[int], Fraction], source: Source
+def _below_curve(
+    envelope: Envelope, box: NDArray[np.uint8], sizes: Integers, source: Source
 ) -> NDArray[np.bool_]:
-    """Independent coins of probability exp(-x). exact: the exponent at an index as a fraction."""
-    drawn = _words(len(exponents), source)
-    above = drawn * 2.0**-64 - np.exp(-exponents)
-    heads: NDArray[np.bool_] = above < 0
+    """Which points at random heights of their boxes are below the curve."""
+    drawn = _words(len(box), source)
+    height = envelope.floors[box] + envelope.heights[box] * (drawn * 2.0**-64)
+    above = height - np.exp(-np.square(sizes, dtype=np.float64) / float(2 * envelope.variance))
+    found: NDArray[np.bool_] = above < 0
     for at in np.flatnonzero(np.abs(above) <= UNSURE).tolist():
-        exponent = exact(at)
         finer = (int(drawn[at]) << 128) + int.from_bytes(source(16), "big")
-        power = DIGITS.exp(
-            DIGITS.divide(Decimal(-exponent.numerator), Decimal(exponent.denominator))
-        )
-        heads[at] = DIGITS.divide(Decimal(finer), Decimal(2**192)) < power
-    return heads
-
-
-def _below(limit: int, count: int, source: Source) -> Integers:
-    """Uniform integers from 0 to limit - 1."""
-    most = 2**64 // limit * limit
-    drawn = _words(count, source)
-    while most < 2**64 and len(wrong := np.flatnonzero(drawn >= np.uint64(most))):
-        drawn[wrong] = _words(len(wrong), source)
-    return (drawn % np.uint64(limit)).astype(np.int64)
+        share = DIGITS.divide(Decimal(finer), Decimal(2**192))
+        found[at] = envelope.covers(int(box[at]), share, int(sizes[at]))
+    return found
 
 
 def _words(count: int, source: Source) -> NDArray[np.uint64]:

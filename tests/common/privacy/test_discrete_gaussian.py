@@ -7,10 +7,8 @@ from __future__ import annotations
 import inspect
 import io
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from decimal import Decimal, localcontext
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -22,7 +20,15 @@ from scipy import stats
 
 from fedsurrogate.common.privacy import gaussian_mechanism
 from fedsurrogate.common.privacy.accounting import gaussian_epsilon
-from fedsurrogate.common.privacy.gaussian_mechanism import CONTINUOUS, discrete_gaussian, seeded
+from fedsurrogate.common.privacy.gaussian_mechanism import (
+    BOXES,
+    CONTINUOUS,
+    Envelope,
+    _accepted,
+    discrete_gaussian,
+    envelope_of,
+    seeded,
+)
 from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.secure_aggregation import protocol
@@ -273,46 +279,74 @@ def test_the_noise_of_one_release_is_rounded_gaussian_noise_and_more(claimed: fl
     assert far_from_rounded_noise(1, math.ceil(claimed) + 8, claimed) > math.log(1e-30)
 
 
-def bytes_of(words_: list[int], rest: bytes = b"") -> Callable[[int], bytes]:
-    """A source that gives these words, then these bytes, then zeros."""
-    stream = io.BytesIO(b"".join(word.to_bytes(8, "little") for word in words_) + rest)
-    return lambda count: stream.read(count).ljust(count, b"\0")
+VARIANCES = st.integers(1, 40) | st.integers(1, 2**112) | st.integers(0, 112).map(lambda at: 2**at)
 
 
-LIMITS = st.integers(1, 2**63) | st.integers(1, 40) | st.sampled_from([2**32, 2**62, 2**63])
+def parts(envelope: Envelope, box: int) -> Decimal:
+    """One over the widths of the boxes below this one, in all digits."""
+    return sum((1 / Decimal(width) for width in envelope.widths[:box].tolist()), Decimal(0))
+
+
+def curve(envelope: Envelope, size: int) -> Decimal:
+    return (Decimal(-(size**2)) / (2 * envelope.variance)).exp()
 
 
 @settings(max_examples=100)
-@given(LIMITS, st.lists(st.integers(-(2**62), 2**62), min_size=1, max_size=8))
-def test_whole_numbers_are_uniform_because_a_word_beyond_the_last_whole_turn_is_drawn_again(
-    limit: int, apart: list[int]
+@given(VARIANCES, st.integers(0, BOXES - 1), st.floats(0, 1))
+def test_boxes_cover_the_curve_and_are_inside_where_they_say_so(
+    variance: int, box: int, at: float
 ) -> None:
-    """Words near the end of the last whole turn are the ones that could count twice."""
-    whole = 2**64 - 2**64 % limit
-    drawn = [(whole + each) % 2**64 for each in apart]
-    found = gaussian_mechanism._below(limit, len(drawn), bytes_of(drawn))
-    kept = [word % limit for word in drawn if word < whole]
-    # Each that is drawn again becomes the next word, here zero.
-    again = [0] * (len(drawn) - len(kept))
-    assert sorted(found.tolist()) == sorted(kept + again)
+    envelope = envelope_of(variance)
+    widths, inside = envelope.widths.tolist(), envelope.inside.tolist()
+    assert widths == sorted(widths, reverse=True)
+    assert (widths[0] - 1) ** 2 <= 13.01**2 * variance <= (1.01 * widths[0]) ** 2
+    with localcontext() as context:
+        context.prec = 120
+        # The first number that the box does not hold, the last that it holds, and any.
+        for size in (widths[box], widths[box] - 1, int(at * (widths[0] - 1))):
+            if size < widths[0]:
+                over = sum(width > size for width in widths)
+                assert envelope.area * parts(envelope, over) >= curve(envelope, size)
+        assert inside[box] < widths[box]
+        if inside[box] >= 0:
+            above = envelope.area * parts(envelope, box + 1)
+            assert above <= curve(envelope, inside[box])
 
 
-@settings(max_examples=100)
+@settings(max_examples=200)
 @given(
-    st.fractions(0, 30, max_denominator=10**6),
+    VARIANCES,
+    st.integers(0, BOXES - 1),
+    st.booleans(),
+    st.sampled_from(["edge", "turn", "any"]),
+    st.integers(-4, 4) | st.integers(0, 2**64 - 1),
     st.sampled_from([0, 1, 2**4, 2**8, 2**11, 2**13, 2**20, 2**40]),
     st.sampled_from([-1, 1]),
     st.binary(min_size=16, max_size=16),
 )
-def test_a_coin_falls_by_all_its_bits(
-    exponent: Fraction, apart: int, side: int, bits: bytes
+def test_a_point_counts_if_it_is_below_the_curve_by_all_its_bits(
+    variance: int, box: int, negative: bool, near: str, by: int, apart: int, side: int, bits: bytes
 ) -> None:
-    """Words as near to the probability as floating point cannot tell apart, and farther ones."""
+    """Numbers at the ends of boxes, words at the end of the last whole turn, and heights as near to the
+    curve as floating point cannot tell apart.
+    """
+    envelope = envelope_of(variance)
+    width, inside = int(envelope.widths[box]), int(envelope.inside[box])
+    whole = 2**64 - 2**64 % width
+    word = {"edge": inside, "turn": whole, "any": 0}[near] + by
+    word %= 2**64
+    size = word % width
     with localcontext() as context:
         context.prec = 120
-        chance = (Decimal(-exponent.numerator) / exponent.denominator).exp()
-        word = min(max(int(chance * 2**64) + side * apart, 0), 2**64 - 1)
-        wanted = Decimal((word << 128) + int.from_bytes(bits, "big")) < chance * 2**192
-    exponents = np.array([float(exponent)])
-    found = gaussian_mechanism._coins(exponents, lambda _: exponent, bytes_of([word], bits))
-    assert found.tolist() == [wanted]
+        share = curve(envelope, size) / envelope.area - parts(envelope, box)
+        middle = min(max(int(share * width * 2**64), -(2**63)), 2**64)
+        height = min(max(middle + side * apart, 0), 2**64 - 1)
+        finer = (height << 128) + int.from_bytes(bits, "big")
+        below = Decimal(finer) / 2**192 < share * width
+    drawn = bytes([box + BOXES * negative]) + b"".join(
+        each.to_bytes(8, "little") for each in (word, height)
+    )
+    source = io.BytesIO(drawn + bits)
+    found = _accepted(envelope, 1, lambda count: source.read(count).ljust(count, b"\0"))
+    kept = word < whole and (below or size <= inside) and not (negative and size == 0)
+    assert found.tolist() == ([-size if negative else size] if kept else [])
