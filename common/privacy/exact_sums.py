@@ -131,8 +131,8 @@ class IntegerSum:
         """The sum, float64. It is rounded by 2^-53 of itself, 1e-8 of a contribution's bound at a
         hundred million records.
         """
-        coarse: Tensor = self.coarse.double() * (self.step * 2.0**BITS)
-        return coarse + self.fine.double() * self.step
+        coarse: Tensor = self.coarse.double().mul_(self.step * 2.0**BITS)
+        return coarse.add_(self.fine.double(), alpha=self.step)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> IntegerSum:
         """The sum with its entries moved or left out; `change` computes with no entry."""
@@ -143,8 +143,8 @@ class IntegerSum:
         how it is split into coarse and fine.
         """
         fine = self.fine.cpu() + steps
-        coarse = self.coarse.cpu() + (fine >> BITS)
-        return replace(self, coarse=coarse, fine=fine & (2**BITS - 1))
+        coarse = (fine >> BITS).add_(self.coarse.cpu())
+        return replace(self, coarse=coarse, fine=fine.bitwise_and_(2**BITS - 1))
 
     def coarsened(self) -> IntegerSum:
         """The sum rounded down to coarse steps. What a contribution changes may grow by one step in

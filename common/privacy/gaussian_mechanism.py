@@ -237,7 +237,7 @@ def envelope_of(variance: int) -> Envelope:
 def _accepted(envelope: Envelope, count: int, source: Source) -> Integers:
     """Points of the envelope that are below the curve: fewer than `count` numbers with signs."""
     first = np.frombuffer(source(count), dtype=np.uint8)
-    box, negative = first % BOXES, first >= BOXES
+    box, negative = first & (BOXES - 1), first >= BOXES
     drawn = _words(count, source)
     sizes = (drawn % envelope.widths[box]).astype(np.int64)
     # Zero has no sign, and would else count twice.
@@ -264,7 +264,7 @@ def _below_curve(
 
 
 def _words(count: int, source: Source) -> NDArray[np.uint64]:
-    return np.frombuffer(source(8 * max(1, count)), dtype="<u8")[:count].astype(np.uint64)
+    return np.frombuffer(source(8 * max(1, count)), dtype="<u8")[:count].astype(np.uint64, copy=False)
 
 
 # The largest standard deviation in steps; larger noise is drawn in coarse steps. Samples reach 60
