@@ -18,6 +18,7 @@ from decimal import Context, Decimal, localcontext
 from fractions import Fraction
 from functools import cache, cached_property, lru_cache
 from itertools import count
+from typing import Any
 
 import numpy as np
 import torch
@@ -100,7 +101,7 @@ FARTHEST = 13
 # so many bits after the point.
 BOXES, AREA, LAST, BITS = 128, Decimal("0.009971254664"), 4, 24
 # The sum of n discrete Gaussians reveals no more than a continuous Gaussian whose variance is
-# smaller by n + 1 times this.
+# smaller by n + 1 times this. That numbers beyond FARTHEST are left out is far below the 1e-30 here.
 #
 # Proof. Each of the n <= 1000 has variance s >= 16; let v = n s. Take the Gaussian of variance r =
 # v - t, t = 16 n + 8. Its variance is 8 larger than that of the claim, so it reveals less, and r >=
@@ -223,6 +224,8 @@ def envelope_of(variance: int) -> Envelope:
     """
     edges, deviation = _edges(), math.isqrt(variance) + 1
     widths = [(math.isqrt(variance * edge**2) >> BITS) + 1 for edge in edges[:-1]]
+    if widths[0] > 2**63:
+        raise ValueError(f"variance = {variance}: its numbers do not fit into 64 bits")
     room = (variance >> 19) + 1 + 2 * deviation * (1 + LAST)
     squares = [(variance * (edge - 1) ** 2 >> 2 * BITS) - room for edge in edges[1:]]
     return Envelope(
@@ -235,40 +238,53 @@ def envelope_of(variance: int) -> Envelope:
 
 
 def _accepted(envelope: Envelope, count: int, source: Source) -> Integers:
-    """Points of the envelope that are below the curve: fewer than `count` numbers with signs."""
+    """Of `count` points of the envelope those below the curve, as numbers with signs."""
     first = np.frombuffer(source(count), dtype=np.uint8)
     box, negative = first & (BOXES - 1), first >= BOXES
-    drawn = _words(count, source)
-    sizes = (drawn % envelope.widths[box]).astype(np.int64)
+    sizes = _below(envelope.widths[box], envelope.last[box], source)
     # Zero has no sign, and would else count twice.
-    kept = (drawn <= envelope.last[box]) & ~(negative & (sizes == 0))
+    kept = ~(negative & (sizes == 0))
     near = np.flatnonzero(kept & (sizes > envelope.inside[box]))
     kept[near] = _below_curve(envelope, box[near], sizes[near], source)
     signed: Integers = np.where(negative, -sizes, sizes)[kept]
     return signed
 
 
+def _below(limits: NDArray[np.uint64], last: NDArray[np.uint64], source: Source) -> Integers:
+    """Uniform integers from 0 to each limit - 1. Words after the last whole turn are drawn again: a box
+    that lost its point with them would count less.
+    """
+    drawn = _words(len(limits), source)
+    wrong = np.flatnonzero(drawn > last)
+    while len(wrong):
+        drawn[wrong] = _words(len(wrong), source)
+        wrong = wrong[drawn[wrong] > last[wrong]]
+    return (drawn % limits).astype(np.int64)
+
+
 def _below_curve(
-    envelope: Envelope, box: NDArray[np.uint8], sizes: Integers, source: Source
+    envelope: Envelope, box: NDArray[Any], sizes: Integers, source: Source
 ) -> NDArray[np.bool_]:
     """Which points at random heights of their boxes are below the curve."""
-    drawn = _words(len(box), source)
+    drawn, key = _words(len(box), source), bytes(source(32))
     height = envelope.floors[box] + envelope.heights[box] * (drawn * 2.0**-64)
     above = height - np.exp(-np.square(sizes, dtype=np.float64) / float(2 * envelope.variance))
     found: NDArray[np.bool_] = above < 0
     for at in np.flatnonzero(np.abs(above) <= UNSURE).tolist():
-        finer = (int(drawn[at]) << 128) + int.from_bytes(source(16), "big")
+        # Not the next bytes of the source: machines may differ in which points are unsure.
+        bits = hashlib.sha256(key + at.to_bytes(8, "big")).digest()[:16]
+        finer = (int(drawn[at]) << 128) + int.from_bytes(bits, "big")
         share = DIGITS.divide(Decimal(finer), Decimal(2**192))
         found[at] = envelope.covers(int(box[at]), share, int(sizes[at]))
     return found
 
 
 def _words(count: int, source: Source) -> NDArray[np.uint64]:
-    return np.frombuffer(source(8 * max(1, count)), dtype="<u8")[:count].astype(np.uint64, copy=False)
+    return np.frombuffer(source(8 * max(1, count)), dtype="<u8")[:count].astype(np.uint64)
 
 
-# The largest standard deviation in steps; larger noise is drawn in coarse steps. Samples reach 60
-# times as far in e^60 draws, which fits into 64 bits.
+# The largest standard deviation in steps; larger noise is drawn in coarse steps. Numbers are at
+# most FARTHEST times as large, which fits into 64 bits.
 MOST_STEPS = 2.0**56
 # Covers the rounding of multipliers and roots, and of shares that sum to one only nearly.
 SLACK = Fraction(1, 10**8)

@@ -7,8 +7,9 @@ from __future__ import annotations
 import inspect
 import io
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from decimal import Decimal, localcontext
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from fedsurrogate.common.privacy.accounting import gaussian_epsilon
 from fedsurrogate.common.privacy.gaussian_mechanism import (
     BOXES,
     CONTINUOUS,
+    UNSURE,
     Envelope,
     _accepted,
     discrete_gaussian,
@@ -313,40 +315,105 @@ def test_boxes_cover_the_curve_and_are_inside_where_they_say_so(
             assert above <= curve(envelope, inside[box])
 
 
-@settings(max_examples=200)
-@given(
-    VARIANCES,
+@dataclass(frozen=True)
+class Point:
+    """A box, a sign, words from which the number follows, and a height near the curve."""
+
+    box: int
+    negative: bool
+    near: str
+    by: int
+    apart: int
+    again: int
+
+    def words(self, envelope: Envelope) -> tuple[int, ...]:
+        """The word, and further ones where it lies beyond the last whole turn."""
+        width = int(envelope.widths[self.box])
+        start = {"edge": int(envelope.inside[self.box]), "turn": 2**64 - 2**64 % width, "any": 0}
+        word = (start[self.near] + self.by) % 2**64
+        if word < 2**64 - 2**64 % width:
+            return (word,)
+        # The largest word may lie beyond it once more.
+        return word, 2**64 - 1, self.again
+
+    def height(self, envelope: Envelope, size: int) -> int:
+        """Of 2^64 in the box, as near to the curve as `apart` says."""
+        share = curve(envelope, size) / envelope.area - parts(envelope, self.box)
+        middle = int(min(max(share * int(envelope.widths[self.box]), Decimal(0)), 1) * 2**64)
+        return min(max(middle + self.apart, 0), 2**64 - 1)
+
+
+POINTS = st.builds(
+    Point,
     st.integers(0, BOXES - 1),
     st.booleans(),
     st.sampled_from(["edge", "turn", "any"]),
     st.integers(-4, 4) | st.integers(0, 2**64 - 1),
-    st.sampled_from([0, 1, 2**4, 2**8, 2**11, 2**13, 2**20, 2**40]),
-    st.sampled_from([-1, 1]),
-    st.binary(min_size=16, max_size=16),
+    st.sampled_from([0, *(each * 2**at for at in (0, 4, 8, 11, 20, 40) for each in (-1, 1))]),
+    st.integers(0, 2**32),
 )
-def test_a_point_counts_if_it_is_below_the_curve_by_all_its_bits(
-    variance: int, box: int, negative: bool, near: str, by: int, apart: int, side: int, bits: bytes
+
+
+@settings(max_examples=200)
+@given(VARIANCES, st.lists(POINTS, min_size=1, max_size=5), st.binary(min_size=32, max_size=32))
+def test_points_count_if_they_are_below_the_curve_by_all_their_bits(
+    variance: int, points: list[Point], key: bytes
 ) -> None:
-    """Numbers at the ends of boxes, words at the end of the last whole turn, and heights as near to the
-    curve as floating point cannot tell apart.
+    """Each by bytes of its own: numbers at the ends of boxes, words beyond the last whole turn, which
+    are drawn again for the same box, and heights as near to the curve as floating point cannot tell
+    apart.
     """
     envelope = envelope_of(variance)
-    width, inside = int(envelope.widths[box]), int(envelope.inside[box])
-    whole = 2**64 - 2**64 % width
-    word = {"edge": inside, "turn": whole, "any": 0}[near] + by
-    word %= 2**64
-    size = word % width
+    rows = [point.words(envelope) for point in points]
+    # Points whose words are drawn again wait for each other.
+    words = [row[at] for at in range(3) for row in rows if at < len(row)]
+    sizes = [
+        row[-1] % int(envelope.widths[point.box]) for row, point in zip(rows, points, strict=True)
+    ]
+    heights, expected = list[int](), list[int]()
     with localcontext() as context:
         context.prec = 120
-        share = curve(envelope, size) / envelope.area - parts(envelope, box)
-        middle = min(max(int(share * width * 2**64), -(2**63)), 2**64)
-        height = min(max(middle + side * apart, 0), 2**64 - 1)
-        finer = (height << 128) + int.from_bytes(bits, "big")
-        below = Decimal(finer) / 2**192 < share * width
-    drawn = bytes([box + BOXES * negative]) + b"".join(
-        each.to_bytes(8, "little") for each in (word, height)
-    )
-    source = io.BytesIO(drawn + bits)
-    found = _accepted(envelope, 1, lambda count: source.read(count).ljust(count, b"\0"))
-    kept = word < whole and (below or size <= inside) and not (negative and size == 0)
-    assert found.tolist() == ([-size if negative else size] if kept else [])
+        for point, size in zip(points, sizes, strict=True):
+            kept = not (point.negative and size == 0)
+            if kept and size > int(envelope.inside[point.box]):
+                heights.append(point.height(envelope, size))
+                bits = sha256(key + (len(heights) - 1).to_bytes(8, "big")).digest()[:16]
+                finer = (heights[-1] << 128) + int.from_bytes(bits, "big")
+                share = Decimal(finer) / 2**192 / int(envelope.widths[point.box])
+                over = envelope.area * (parts(envelope, point.box) + share)
+                kept = over < curve(envelope, size)
+            if kept:
+                expected.append(-size if point.negative else size)
+    first = bytes(point.box + BOXES * point.negative for point in points)
+    # Without one that needs a height, a word is read that nobody uses.
+    numbers = [*words, *(heights or [0])]
+    drawn = io.BytesIO(first + b"".join(each.to_bytes(8, "little") for each in numbers) + key)
+
+    def source(count: int) -> bytes:
+        found = drawn.read(count)
+        assert len(found) == count, "more bytes than there are points"
+        return found
+
+    assert _accepted(envelope, len(points), source).tolist() == expected
+    assert not drawn.read()
+
+
+@settings(max_examples=100)
+@given(VARIANCES, st.integers(0, BOXES - 1), st.floats(0, 1), st.floats(0, 1))
+def test_what_floating_point_decides_is_far_beyond_its_errors(
+    variance: int, box: int, at: float, share: float
+) -> None:
+    envelope = envelope_of(variance)
+    size = int(at * (int(envelope.widths[box]) - 1))
+    computed = float(envelope.floors[box] + envelope.heights[box] * share)
+    computed -= float(np.exp(-np.square(np.float64(size)) / float(2 * variance)))
+    with localcontext() as context:
+        context.prec = 60
+        own = Decimal(share) / int(envelope.widths[box])
+        exact = envelope.area * (parts(envelope, box) + own) - curve(envelope, size)
+        assert 50 * abs(Decimal(computed) - exact) < Decimal(UNSURE)
+
+
+def test_a_variance_whose_numbers_have_more_than_64_bits_is_refused() -> None:
+    with pytest.raises(ValueError, match="do not fit into 64 bits"):
+        envelope_of(2**120)
