@@ -72,10 +72,11 @@ def score(result: fs.Result, metric: str) -> float:
 def test_an_offset_of_all_columns_hides_no_target(name: str, secure: bool, tmp_path: Path) -> None:
     _, metric, chance = TARGETS[name]
     more = {"secure_aggregation": True} if secure else {}
-    now = run(name, tmp_path / "now", **more)
-    before = run(name, tmp_path / "before", features__projection="", **more)
-    assert score(now, metric) > score(before, metric) + 0.05 > chance - 0.05
-    assert score(now, metric) > chance + 0.15
+    now = score(run(name, tmp_path / "now", **more), metric)
+    # What noise leaves is right or wrong by chance; one run may be far from it.
+    more["features__projection"] = ""
+    before = [score(run(name, tmp_path / str(turn), **more), metric) for turn in range(4)]
+    assert now > max(chance + 0.15, float(np.mean(before)) + 0.05)
 
 
 @pytest.mark.parametrize("name", TARGETS)
