@@ -9,7 +9,6 @@ installed at the site. It uses only the settings of a run, and those of the site
 
 from __future__ import annotations
 
-import atexit
 import gc
 import importlib
 import json
@@ -23,14 +22,13 @@ import subprocess
 import sys
 import threading
 import time
-import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from fedsurrogate.common.errors import LOG
 from fedsurrogate.common.files import owner_only
@@ -319,7 +317,7 @@ def answer() -> None:
     if sys.argv[1:2] == [FLAG]:
         descriptor, parent = map(int, sys.argv[2:4])
         sys.argv[1:] = serve_children(descriptor, parent)
-        _end_after(answer_task)
+        own_account.end_after(answer_task)
     own_account.take_arguments(1)
     own_account.name_process(own_account.TASK_NAME)
     if PARENT in sys.argv:
@@ -330,25 +328,6 @@ def answer() -> None:
 def answer_task() -> None:
     """Run the task that the arguments of this process name."""
     flower().client_task(_load_installed, AnswerOnTermination())
-
-
-def _end_after(work: Callable[[], None]) -> NoReturn:
-    """End this process after the work, whatever it raises. It leaves the modules of its parent as
-    they are: to remove them would copy their memory.
-    """
-    code = 1
-    try:
-        work()
-        code = 0
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
 
 
 class AnswerOnTermination:

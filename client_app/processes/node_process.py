@@ -17,7 +17,7 @@ from fedsurrogate.common.flower.environment import QUIET
 from fedsurrogate.common.logs import configure_log
 
 from ..diagnostics.connection_checks import Finding
-from .own_account import take_arguments, unseen
+from .own_account import end_after, take_arguments, unseen
 
 LOOK_SECONDS = 120.0
 
@@ -99,4 +99,4 @@ def _of_a_thread(error: threading.ExceptHookArgs) -> None:
 
 if __name__ == "__main__":
     take_arguments(1)
-    serve(sys.argv[1:])
+    end_after(lambda: serve(sys.argv[1:]))

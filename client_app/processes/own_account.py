@@ -4,6 +4,7 @@ the kernel, and the software that is installed.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import json
 import os
@@ -12,9 +13,11 @@ import stat
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterator, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.flower.environment import UNIX
@@ -26,6 +29,28 @@ SETTINGS = "FEDSURROGATE_NODE_CONFIG"
 TASK_NAME = "site-task"
 # Bytes of a path below which a folder with a socket is made; kernels take 103 for the socket's.
 LONGEST_PLACE = 60
+
+
+def end_after(work: Callable[[], None]) -> NoReturn:
+    """End this process after the work, whatever it raises, and remove none of its modules: that would
+    copy memory it shares with its parent, and a channel of gRPC that nobody closed may wait for ever
+    for its thread, which has ended.
+    """
+    code = 1
+    try:
+        work()
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def unseen(arguments: Sequence[str]) -> dict[str, str]:

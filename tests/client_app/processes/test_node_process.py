@@ -43,6 +43,38 @@ def test_only_a_closed_channel_ends_a_thread_in_silence(
     assert ("Traceback" in capsys.readouterr().err) == printed
 
 
+# What a channel of gRPC does at the end of an interpreter, at times: it waits for a thread that has ended.
+HELD = """
+import sys, threading
+from fedsurrogate.client_app.processes.own_account import end_after
+
+class Channel:
+    def __del__(self):
+        threading.Event().wait()
+
+channel = Channel()
+end_after(lambda: {work})
+"""
+
+
+@pytest.mark.parametrize(
+    ("work", "code", "printed"),
+    [
+        ("print('done')", 0, "done"),
+        ("sys.exit('no key')", 1, "no key"),
+        ("sys.exit(3)", 3, ""),
+        ("1 / 0", 1, "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_process_ends_although_a_channel_waits_for_ever(
+    work: str, code: int, printed: str
+) -> None:
+    command = [sys.executable, "-c", HELD.format(work=work)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == code
+    assert (done.stdout + done.stderr).strip().endswith(printed)
+
+
 def test_an_error_of_a_connection_has_one_line_in_the_log_and_of_a_thread(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -26,7 +26,7 @@ INSTALLED = own_account.installed
 COMMAND = f"""#!{sys.executable}
 import json, os, pathlib, sys
 from fedsurrogate.client_app.processes import app_process
-from fedsurrogate.client_app.processes.own_account import take_arguments
+from fedsurrogate.client_app.processes.own_account import end_after, take_arguments
 from fedsurrogate.common.files import owner_only
 def task(file, code):
     found = {{}}
@@ -41,7 +41,7 @@ with owner_only():
         if light := os.environ.get("LIGHT"):
             app_process.import_all = lambda: [__import__(each) for each in light.split()]
         arguments = app_process.serve_children(int(sys.argv[2]), int(sys.argv[3]))
-        app_process._end_after(lambda: task(*arguments))
+        end_after(lambda: task(*arguments))
     take_arguments(1)
     task(*sys.argv[1:])
 """
