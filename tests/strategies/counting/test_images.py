@@ -78,7 +78,8 @@ def test_the_hospital_on_its_side_and_the_inverted_one_are_named_and_no_other(
 def test_real_x_rays_are_told_apart_as_well(tmp_path: Path, samples: Samples) -> None:
     archive = np.load(samples("data/pneumonia/pneumonia-28px.npz"))
     pictures, labels = archive["train_images"][:1200], archive["train_labels"][:1200, 0]
-    images = surveyed(tmp_path, hospitals(tmp_path, pictures, labels))["images"]
+    # With epsilon 1, one run in seven does not name the brightness of 300 small pictures.
+    images = surveyed(tmp_path, hospitals(tmp_path, pictures, labels), epsilon=4.0)["images"]
     assert named(images) == FOUND
 
 
